@@ -1,0 +1,141 @@
+"""The architecture on one page: six protocols, and the record that ties the trained roles together.
+
+Everything heavy (an engine, a model, a process group, a tracker) sits behind one of these. Stages see nothing else, so a stage is tested with
+the fakes that ship: `engines.fake.FakeSampler`, `runtime.world.SoloWorld`. Scenarios the cut was checked against, each a short test in
+`tests/test_scenarios.py`: refill of groups without signal, partial rollouts, PPO with a critic, ReMax's greedy twin, a supervised stream beside
+the update, offline pairs, rollout from an older adapter, a judge on other GPUs, resume in the middle of a collect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from rftcli.events import Event
+    from rftcli.types import Batch, Completion, Prompt, Request, SamplingSettings, ScoredSample
+
+Weights = Iterable[tuple[str, "torch.Tensor"]]
+"""(name as in the model's own state dict, full tensor), one at a time; the consumer copies what it keeps."""
+
+
+class Sampler(Protocol):
+    """An engine that generates. It never sees rewards."""
+
+    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> Iterator[Completion]:
+        """Yield completions as they finish, in any order. Every requested sample is yielded exactly once."""
+
+    def load(self, weights: Weights, version: int) -> None:
+        """Take over new policy weights; later completions carry `version`."""
+
+    def sleep(self) -> None:
+        """Give back device memory until the next `load` or `generate`."""
+
+    def close(self) -> None: ...
+
+
+class Policy(Protocol):
+    """A model that recomputes log-probabilities. Gradients on or off is the caller's choice."""
+
+    def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-probs (N,), entropy (N,) without gradient) of the trained tokens, float32, at the sampling temperature."""
+
+    def values(self, batch: Batch) -> torch.Tensor:
+        """(N,) the value before each trained token; only critics have one."""
+
+
+LossFunction = Callable[["torch.Tensor", "torch.Tensor", "Batch"], "tuple[torch.Tensor, Mapping[str, torch.Tensor]]"]
+"""(new log-probs (N,), entropy (N,), batch) -> (scalar loss, sums of metrics): the scalar is this micro-batch's share of the update's loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """`grad_norm` before clipping over all ranks; None: no gradient. `applied` False: skipped by every rank alike."""
+
+    applied: bool
+    grad_norm: float | None
+    lr: float
+
+
+class Learner(Protocol):
+    """One trained role: weights, gradients, optimizer, schedule. Also a Policy."""
+
+    def backward(self, batch: Batch, loss: LossFunction, last: bool) -> Mapping[str, torch.Tensor]:
+        """One micro-step; adds to the update's gradient. `last` marks the update's last micro-step on every rank alike."""
+
+    def step(self) -> StepOutcome:
+        """Clip, check that all ranks are finite, apply, clear the gradient, advance the schedule."""
+
+    def weights(self, of: str = "live") -> Weights:
+        """Full weights, gathered if they are sharded. Collective: every rank iterates to the end."""
+
+    def save(self, directory: Path) -> None: ...
+
+    def load(self, directory: Path) -> None: ...
+
+    def export(self, directory: Path) -> None:
+        """Write the policy so that `from_pretrained` loads it, tokenizer and generation config included."""
+
+
+class Scorer(Protocol):
+    """The label table: completions in, scored samples out, started as soon as a completion is finished."""
+
+    def score(self, completions: Iterable[Completion]) -> Iterator[ScoredSample]:
+        """Any order; every completion comes back exactly once. Failures are values."""
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """Where prompts come from. It remembers its position."""
+
+    def draw(self, first: int, count: int) -> Sequence[Prompt]:
+        """The prompts of draws first..first+count-1: a pure function of (data, seed, draw), wrapping into the next keyed permutation."""
+
+
+class World(Protocol):
+    """The other ranks. The only door to a process group."""
+
+    rank: int
+    size: int
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element-wise float64 sum over ranks, the same bits on every rank."""
+
+    def max(self, values: Sequence[float]) -> list[float]: ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's picklable value, in rank order, on every rank."""
+
+    def barrier(self, name: str) -> None: ...
+
+
+class Observer(Protocol):
+    """Reads events. Nothing it does reaches back into the run."""
+
+    def see(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Stateful(Protocol):
+    """Something that remembers. The checkpoint holds one registry of these, so nothing is forgotten."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """The models of a run. None where the plan needs none."""
+
+    policy: Any
+    """Learner and Policy at once."""
+    reference: Policy | None = None
+    critic: Any | None = None
+    teacher: Policy | None = None
