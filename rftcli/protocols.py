@@ -64,6 +64,11 @@ class StepOutcome:
 class Learner(Protocol):
     """One trained role: weights, gradients, optimizer, schedule. Also a Policy."""
 
+    version: int
+    """Applied updates so far: the version of the weights."""
+    lr: float
+    """Learning rate of the next update."""
+
     def backward(self, batch: Batch, loss: LossFunction, last: bool) -> Mapping[str, torch.Tensor]:
         """One micro-step; adds to the update's gradient. `last` marks the update's last micro-step on every rank alike."""
 
@@ -77,9 +82,6 @@ class Learner(Protocol):
 
     def load(self, directory: Path) -> None: ...
 
-    def export(self, directory: Path) -> None:
-        """Write the policy so that `from_pretrained` loads it, tokenizer and generation config included."""
-
 
 class Scorer(Protocol):
     """The label table: completions in, scored samples out, started as soon as a completion is finished."""
@@ -92,6 +94,9 @@ class Scorer(Protocol):
 
 class Source(Protocol):
     """Where prompts come from. It remembers its position."""
+
+    next_draw: int
+    """The first draw of the next step; a rank that draws only its part sets it past the others'."""
 
     def draw(self, first: int, count: int) -> Sequence[Prompt]:
         """The prompts of draws first..first+count-1: a pure function of (data, seed, draw), wrapping into the next keyed permutation."""

@@ -1,0 +1,5 @@
+"""`python -m rftcli` is `rft`."""
+
+from rftcli.cli.main import main
+
+main()

@@ -1,0 +1,224 @@
+"""How the completions of a step are cut into updates, ranks and micro-batches. Whole numbers only, no torch.
+
+A step draws P prompts (one group of G completions each). A keyed permutation of the groups is cut into U mini-batches, each of which makes one
+optimizer update per epoch; inside a mini-batch the groups are dealt to the ranks one by one. A rank works through its rows in micro-batches, of
+which the last may be smaller. The one rule: P divides by U x ranks, so that every rank holds whole groups, and equally many, in every mini-batch.
+Micro-batches need no rule.
+
+What it leaves out: how large a micro-batch may be (that depends on memory) and which rank generated a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rftcli.algo.keyed import keyed_permutation
+
+_LISTED_MICRO_BATCHES = 4
+"""Up to so many micro-batches an equation lists them one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShape:
+    """The six numbers a step is cut by, and what follows from them.
+
+    >>> shape = batch_shape(32, 8, 2, 1, 2, 24)
+    >>> shape.rows_per_rank, shape.micro_batch_rows
+    (64, (24, 24, 16))
+    """
+
+    prompts_per_step: int
+    samples_per_prompt: int
+    updates_per_step: int
+    epochs: int
+    ranks: int
+    micro_batch_size: int | None
+    """Most rows of a micro-batch; None: all rows of a rank in one."""
+
+    @property
+    def completions_per_step(self) -> int:
+        return self.prompts_per_step * self.samples_per_prompt
+
+    @property
+    def optimizer_updates_per_step(self) -> int:
+        """Mini-batches times epochs."""
+        return self.updates_per_step * self.epochs
+
+    @property
+    def groups_per_update(self) -> int:
+        """Groups of one mini-batch, all ranks."""
+        return self.prompts_per_step // self.updates_per_step
+
+    @property
+    def groups_per_rank(self) -> int:
+        """Groups of one rank in one mini-batch."""
+        return self.groups_per_update // self.ranks
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Completions of one rank in one mini-batch."""
+        return self.groups_per_rank * self.samples_per_prompt
+
+    @property
+    def micro_batch_rows(self) -> tuple[int, ...]:
+        """Rows of each micro-batch of one rank in one update; the last may be smaller."""
+        return tuple(len(rows) for rows in micro_batches(self.rows_per_rank, self.micro_batch_size or self.rows_per_rank))
+
+
+class Owner(NamedTuple):
+    """Where a group is trained on."""
+
+    mini_batch: int
+    rank: int
+
+
+def batch_shape(
+    prompts_per_step: int, samples_per_prompt: int, updates_per_step: int, epochs: int, ranks: int, micro_batch_size: int | None
+) -> BatchShape:
+    """The shape of a step. The numbers must fit (ask `refusal` first)."""
+    assert min(samples_per_prompt, epochs) >= 1, (samples_per_prompt, epochs)
+    assert micro_batch_size is None or micro_batch_size >= 1, micro_batch_size
+    why_not = refusal(prompts_per_step, updates_per_step, ranks)
+    assert why_not is None, why_not
+    return BatchShape(
+        prompts_per_step=prompts_per_step,
+        samples_per_prompt=samples_per_prompt,
+        updates_per_step=updates_per_step,
+        epochs=epochs,
+        ranks=ranks,
+        micro_batch_size=micro_batch_size,
+    )
+
+
+def equation(shape: BatchShape) -> str:
+    """The shape as a person checks it.
+
+    >>> equation(batch_shape(32, 8, 2, 1, 2, 24))
+    '32 prompts x 8 samples = 256 completions a step = 2 updates x 2 ranks x 64 rows (micro-batches of 24: 24 + 24 + 16)'
+    """
+    text = (
+        f"{_count(shape.prompts_per_step, 'prompt')} x {_count(shape.samples_per_prompt, 'sample')} = "
+        f"{_count(shape.completions_per_step, 'completion')} a step = "
+        f"{_count(shape.updates_per_step, 'update')} x {_count(shape.ranks, 'rank')} x {_count(shape.rows_per_rank, 'row')}"
+    )
+    if shape.micro_batch_size is not None:
+        text += f" ({_micro_batch_text(shape.micro_batch_size, shape.micro_batch_rows)})"
+    if shape.epochs > 1:
+        text += f", {shape.epochs} epochs = {shape.optimizer_updates_per_step} optimizer updates a step"
+    return text
+
+
+def divides(prompts_per_step: int, updates_per_step: int, ranks: int) -> bool:
+    """Whether every rank gets whole groups, and equally many, in every mini-batch."""
+    assert min(prompts_per_step, updates_per_step, ranks) >= 1, (prompts_per_step, updates_per_step, ranks)
+    return prompts_per_step % (updates_per_step * ranks) == 0
+
+
+def nearest_prompts(prompts_per_step: int, updates_per_step: int, ranks: int) -> list[int]:
+    """The number itself if it fits, else the next below (if there is one) and the next above.
+
+    >>> nearest_prompts(500, 1, 6)
+    [498, 504]
+    """
+    if divides(prompts_per_step, updates_per_step, ranks):
+        return [prompts_per_step]
+    unit = updates_per_step * ranks
+    below = prompts_per_step // unit * unit
+    return [value for value in (below, below + unit) if value > 0]
+
+
+def valid_updates(prompts_per_step: int, ranks: int) -> list[int]:
+    """Every `updates_per_step` that fits, ascending; empty if the prompts do not divide by the ranks at all."""
+    return [updates for updates in range(1, prompts_per_step // ranks + 1) if divides(prompts_per_step, updates, ranks)]
+
+
+def valid_ranks(prompts_per_step: int, updates_per_step: int, up_to: int) -> list[int]:
+    """Every number of ranks up to `up_to` that fits, ascending; empty if the prompts do not divide by the updates at all."""
+    most = min(up_to, prompts_per_step // updates_per_step)
+    return [ranks for ranks in range(1, most + 1) if divides(prompts_per_step, updates_per_step, ranks)]
+
+
+def refusal(prompts_per_step: int, updates_per_step: int, ranks: int | None) -> str | None:
+    """Why the numbers do not fit, with the rule and the nearest values that do; None if they fit.
+
+    `ranks` None: the number of ranks is not known yet, and only the cut into updates is judged.
+
+    >>> refusal(32, 2, 4) is None
+    True
+    """
+    known = 1 if ranks is None else ranks
+    if divides(prompts_per_step, updates_per_step, known):
+        return None
+    if ranks is None:
+        rule = f"must be a multiple of updates_per_step ({updates_per_step}), because every mini-batch is made of whole groups"
+    else:
+        rule = (
+            f"must be a multiple of updates_per_step x ranks ({updates_per_step} x {ranks} = {updates_per_step * ranks}), "
+            "because every rank trains on whole groups in every mini-batch"
+        )
+    choices = [
+        ("prompts_per_step", nearest_prompts(prompts_per_step, updates_per_step, known)),
+        ("updates_per_step", _nearest(valid_updates(prompts_per_step, known), updates_per_step)),
+    ]
+    if ranks is not None:
+        choices.append(("ranks", _nearest(valid_ranks(prompts_per_step, updates_per_step, prompts_per_step), ranks)))
+    offers = [f"{name} {' or '.join(map(str, values))}" for name, values in choices if values]
+    return f"prompts_per_step {rule}; got {prompts_per_step}. Nearest that fit, changing one number: {'; '.join(offers)}"
+
+
+def group_order(seed: int, step: int, groups: int) -> list[int]:
+    """The keyed permutation of a step's groups (0..groups-1): position -> group."""
+    return keyed_permutation("group_order", seed, step, n=groups)
+
+
+def owner_of_groups(seed: int, step: int, prompts_per_step: int, updates_per_step: int, ranks: int) -> list[Owner]:
+    """Where every group of a step is trained on, by group: permuted position j lies in mini-batch j // (P/U), and there position i on rank i % ranks.
+
+    It is the same in every epoch, so that data stay where they are.
+    """
+    assert divides(prompts_per_step, updates_per_step, ranks), (prompts_per_step, updates_per_step, ranks)
+    owners = [Owner(0, 0)] * prompts_per_step
+    for position, group in enumerate(group_order(seed, step, prompts_per_step)):
+        mini_batch, place = divmod(position, prompts_per_step // updates_per_step)
+        owners[group] = Owner(mini_batch, place % ranks)
+    return owners
+
+
+def groups_of_rank(seed: int, step: int, prompts_per_step: int, updates_per_step: int, ranks: int, rank: int) -> list[list[int]]:
+    """One rank's groups, a list for every mini-batch, in the order in which they are worked through. Agrees with `owner_of_groups`."""
+    assert divides(prompts_per_step, updates_per_step, ranks), (prompts_per_step, updates_per_step, ranks)
+    assert 0 <= rank < ranks, (rank, ranks)
+    order, size = group_order(seed, step, prompts_per_step), prompts_per_step // updates_per_step
+    return [order[start : start + size][rank::ranks] for start in range(0, prompts_per_step, size)]
+
+
+def micro_batches(rows: int, size: int) -> list[range]:
+    """Row indices of each micro-batch, in order; the last may be smaller.
+
+    >>> micro_batches(5, 2)
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    assert rows >= 0 and size >= 1, (rows, size)
+    return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _nearest(values: Iterable[int], target: int) -> list[int]:
+    """The largest value below and the smallest above the target, as far as there are any."""
+    values = list(values)
+    return [*[value for value in values if value < target][-1:], *[value for value in values if value > target][:1]]
+
+
+def _micro_batch_text(size: int, rows: tuple[int, ...]) -> str:
+    if len(rows) == 1:
+        return f"one micro-batch of {rows[0]}"
+    if len(rows) <= _LISTED_MICRO_BATCHES:
+        return f"micro-batches of {size}: {' + '.join(map(str, rows))}"
+    full = rows.count(size)
+    rest = "" if rows[-1] == size else f" + {rows[-1]}"
+    return f"micro-batches of {size}: {full} x {size}{rest}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

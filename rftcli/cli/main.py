@@ -1,0 +1,92 @@
+"""`rft`: finds the command and runs it. Help, version and mistyped commands are answered from one table before typer is imported.
+
+Each command is one file with one typer app; this file imports none of them until it is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from rftcli import __version__
+from rftcli.errors import EXIT_OK, EXIT_USAGE, RftError
+
+# How to add one: write `cli/<file>.py` with a typer app of one command called `app`, and add its row.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("rftcli.cli.train", "Train from a recipe: validate, plan, launch the ranks, watch."),
+    "resume": ("rftcli.cli.resume", "Go on with a run from its last whole checkpoint."),
+    "eval": ("rftcli.cli.evaluate", "Score a checkpoint, a run or an untrained recipe on the evaluation sets."),
+    "validate-recipe": ("rftcli.cli.validate", "Check recipes and show every problem with its line."),
+    "plan": ("rftcli.cli.plan", "Show what a recipe would do on this machine."),
+    "show": ("rftcli.cli.show", "Print a recipe with everything resolved, and where each value comes from."),
+    "explain": ("rftcli.cli.explain", "Say what a recipe key or a problem code means."),
+    "schema": ("rftcli.cli.schema", "Print the JSON schema of recipes, for editors."),
+    "status": ("rftcli.cli.status", "Say how a run stands."),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `rft` script; always leaves through SystemExit."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given or given[0] in ("--help", "-h", "help"):
+        print(help_text())
+        raise SystemExit(EXIT_OK if given else EXIT_USAGE)
+    if given[0] in ("--version", "-V"):
+        print(f"rft {__version__}")
+        raise SystemExit(EXIT_OK)
+    name, rest = given[0], given[1:]
+    if name not in COMMANDS:
+        raise SystemExit(_unknown(name))
+    raise SystemExit(run(name, rest))
+
+
+def run(name: str, arguments: list[str]) -> int:
+    """Run one command; the exit code. Errors that a person can fix are shown without a traceback."""
+    import click
+    import typer.main
+
+    command = typer.main.get_command(import_module(COMMANDS[name][0]).app)
+    try:
+        code = command.main(arguments, prog_name=f"rft {name}", standalone_mode=False)
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except RftError as error:
+        from rftcli.cli.talk import show_error
+
+        show_error(error)
+        return error.exit_code
+    return code if isinstance(code, int) else EXIT_OK
+
+
+def help_text() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: rft COMMAND ...",
+            "",
+            "Reinforcement fine-tuning from one YAML file.",
+            "",
+            *lines,
+            "",
+            "`rft COMMAND --help` shows a command's options. Start with: rft train",
+        ]
+    )
+
+
+def _unknown(name: str) -> int:
+    import difflib
+
+    close = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+    meant = f" did you mean `{close[0]}`?" if close else ""
+    print(f"error: there is no command `{name}`.{meant}\nhint: `rft --help` lists the commands", file=sys.stderr)
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    main()

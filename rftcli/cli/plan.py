@@ -1,0 +1,41 @@
+"""`rft plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rftcli.cli import talk
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def plan(
+    recipe: talk.RecipeArgument,
+    sets: talk.Sets = [],  # noqa: B006 - typer copies it
+    ranks: talk.Ranks = None,
+    gpus: talk.Gpus = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the plan here; `rft train PLAN` runs it.")] = None,
+    as_json: talk.Json = False,
+) -> int:
+    """Show what a recipe would do on this machine."""
+    from rftcli.codec import to_data
+    from rftcli.plan.plan import plan_to_json
+    from rftcli.plan.show import plan_text
+    from rftcli.runtime import prepare
+    from rftcli.runtime.rundir import write_text
+
+    prepared = prepare.prepare(recipe, sets, ranks=ranks, gpus=gpus)
+    for text in prepared.warnings:
+        talk.say(f"warning: {text}")
+    if out is not None:
+        write_text(out, plan_to_json(prepared.plan))
+        talk.say(f"written to {out}; run it with `rft train {out}`")
+    if as_json:
+        talk.data(to_data(prepared.plan))
+    else:
+        print(plan_text(prepared.plan))
+    return 0

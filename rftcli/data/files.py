@@ -1,0 +1,250 @@
+"""Files and python functions as streams of records, before anything is known about columns.
+
+A record that cannot be read is reported with file and line, and never skipped: readers put it into `Faults`, go on, and the caller raises once
+with the first one and the count. What is left out: the meaning of a record (`rows`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftcli.errors import RftError, UsageError
+
+Record = tuple[str, Mapping[str, Any]]
+"""(place as a person finds it, columns): ("data/train.jsonl:3", {"prompt": "1+1?"})."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Faults:
+    """Rows of one set that cannot be used: how many, and the first.
+
+    >>> faults = Faults(source="gsm8k")
+    >>> faults.add("train.jsonl:2", "no column `answer`")
+    >>> faults.count
+    1
+    """
+
+    source: str
+    count: int = 0
+    first: str = ""
+    hint: str | None = None
+
+    def add(self, place: str, problem: str, hint: str | None = None) -> None:
+        if self.count == 0:
+            self.first, self.hint = f"{place}: {problem}", hint
+        self.count += 1
+
+    def raise_if_any(self, num_good: int) -> None:
+        """UsageError with the first fault and the count, if there is one. `num_good` rows were read without fault."""
+        if self.count:
+            rest = "" if self.count == 1 else f" ({self.count} of {self.count + num_good} rows have a fault, this is the first)"
+            raise UsageError(f"data set `{self.source}`: {self.first}{rest}", hint=self.hint)
+
+
+def locate(path: str, search_path: Sequence[Path]) -> Path:
+    """The existing file that `path` means: `${NAME}` and `~` expanded; a relative one in the first directory of `search_path` that has it.
+
+    An empty `search_path` means the working directory. UsageError for an unset variable, a missing file, or a directory.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise UsageError(f"environment variable `{match[1]}` is not set; it is used in `{path}`", hint=f"export {match[1]}=...")
+        return os.environ[match[1]]
+
+    wanted = Path(re.sub(r"\$\{(\w+)\}", value, path)).expanduser()
+    places = [directory / wanted for directory in (search_path or (Path(),))]  # an absolute `wanted` stays as it is
+    for place in places:
+        if place.is_file():
+            return place
+        if place.is_dir():
+            raise UsageError(f"`{place}` is a directory, not a file", hint="name the file itself")
+    tried = ", ".join(f"`{place}`" for place in dict.fromkeys(places))
+    raise UsageError(f"no such file: {tried}", hint="only files on this machine are read; save a data set of a hub as JSON Lines first")
+
+
+def file_records(path: Path, faults: Faults) -> Iterator[Record]:
+    """The records of a file, by its suffix (`FORMATS`)."""
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise UsageError(f"data set `{faults.source}`: cannot read `{path}`: unknown suffix `{suffix}`", hint="known: .jsonl and .json")
+    return FORMATS[suffix](path, faults)
+
+
+def python_records(target: str, options: Mapping[str, Any], search_path: Sequence[Path], faults: Faults) -> Iterator[Record]:
+    """What `package.module:function` yields for `options`. `search_path` is looked through before the installed packages.
+
+    UsageError if it cannot be imported or raises; errors of ours (a missing package) pass through as they are.
+    """
+    with _importing_from(search_path):
+        try:
+            function = _function(target)
+            for number, record in enumerate(function(**options), start=1):
+                place = f"{target} row {number}"
+                problem = _record_problem(record) or _json_problem(record)
+                if problem is None:
+                    yield place, record
+                else:
+                    faults.add(place, problem, "yield mappings of text, numbers, lists and mappings")
+        except RftError:
+            raise
+        except Exception as error:  # code of the user: whatever it raises is its author's to read
+            raise UsageError(f"data set `{faults.source}`: `{target}` failed with {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _importing_from(search_path: Sequence[Path]) -> Iterator[None]:
+    added = [str(directory.resolve()) for directory in search_path]
+    sys.path[:0] = added
+    try:
+        yield
+    finally:
+        for entry in added:
+            sys.path.remove(entry)
+
+
+def _function(target: str) -> Callable[..., Iterable[Any]]:
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise UsageError(f"`{target}` does not name a function", hint="write `package.module:function`")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(f"cannot import `{module_name}` for `{target}`: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"module `{module_name}` has no function `{name}`")
+    return function
+
+
+def _jsonl(path: Path, faults: Faults) -> Iterator[Record]:
+    """One object a line. Only a line feed ends a line (U+2028 is text); carriage returns, blank lines and a byte-order mark are passed over."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = _without_bom(line, path)
+            line = line.strip(b" \t\r\n")
+            if line:
+                place = f"{path}:{number}"
+                try:
+                    record = _parse(line)
+                except (ValueError, RecursionError) as error:
+                    array = number == 1 and line.startswith(b"[")
+                    hint = "this looks like one JSON array: rename the file to .json" if array else "one JSON object a line, in UTF-8"
+                    faults.add(place, _explain(error), hint)
+                    continue
+                problem = _record_problem(record)
+                if problem is None:
+                    yield place, record
+                else:
+                    faults.add(place, problem, "one JSON object a line")
+
+
+def _json(path: Path, faults: Faults) -> Iterator[Record]:
+    """One array of objects. The whole file is in memory while it is read."""
+    try:
+        records = _parse(_without_bom(path.read_bytes(), path))
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise UsageError(f"data set `{faults.source}`: {path}{line}: {_explain(error)}", hint="JSON Lines are read from .jsonl") from error
+    if not isinstance(records, list):
+        raise UsageError(f"data set `{faults.source}`: {path} holds {_kind(records)}, not an array of objects")
+    for number, record in enumerate(records, start=1):
+        problem = _record_problem(record)
+        if problem is None:
+            yield f"{path} row {number}", record
+        else:
+            faults.add(f"{path} row {number}", problem, "an array of JSON objects")
+
+
+def _parquet(path: Path, faults: Faults) -> Iterator[Record]:
+    raise UsageError(
+        f"data set `{faults.source}`: `{path}`: Parquet is not yet supported",
+        hint=f"convert it: python -c \"import pandas; pandas.read_parquet('{path}').to_json('{path.with_suffix('.jsonl')}', "
+        "orient='records', lines=True, force_ascii=False)\"",
+    )
+
+
+def _csv(path: Path, faults: Faults) -> Iterator[Record]:
+    raise UsageError(
+        f"data set `{faults.source}`: `{path}`: CSV is not yet supported",
+        hint=f"convert it: python -c \"import pandas; pandas.read_csv('{path}', dtype=str, keep_default_na=False)"
+        f".to_json('{path.with_suffix('.jsonl')}', orient='records', lines=True, force_ascii=False)\"",
+    )
+
+
+def _without_bom(data: bytes, path: Path) -> bytes:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UsageError(f"`{path}` is UTF-16", hint="save it as UTF-8")
+    return data.removeprefix(b"\xef\xbb\xbf")
+
+
+def _parse(data: bytes) -> Any:
+    """Strict JSON in UTF-8. ValueError for bad bytes, a key given twice, NaN, or half a surrogate pair; all of these are lost or fail later."""
+    value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    if re.search(rb"\\u[dD][89a-fA-F]", data):
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key `{twice}` is given twice")
+    return record
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON; write null")
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8: byte 0x{error.object[error.start]:02X} at position {error.start + 1}"
+    if isinstance(error, UnicodeEncodeError):
+        return "text with half a surrogate pair (\\ud800..\\udfff), which is no character"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg} at column {error.colno}"
+    return f"not usable: {error}"
+
+
+def _record_problem(record: Any) -> str | None:
+    if not isinstance(record, Mapping):
+        return f"a row must be an object with columns, not {_kind(record)}"
+    names = [name for name in record if not isinstance(name, str)]
+    return f"column names must be text, not {names[0]!r}" if names else None
+
+
+def _json_problem(record: Mapping[str, Any]) -> str | None:
+    for name, value in record.items():
+        try:
+            json.dumps(value, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            return f"column `{name}` cannot be written as JSON: {error}"
+    return None
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+# Suffix -> reader(path, faults) of records. To add one: write a generator that yields (place, columns), puts what it cannot read into `faults`,
+# and imports what it needs inside; then name its suffix here.
+FORMATS: dict[str, Callable[[Path, Faults], Iterator[Record]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".parquet": _parquet,
+    ".csv": _csv,
+}

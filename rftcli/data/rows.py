@@ -1,0 +1,240 @@
+"""From a data set's description to its rows: which column is what, checked for every row before anything heavy is loaded.
+
+Nothing is skipped, guessed or filled in. A row that cannot be used ends the read with its place, the missing name and the names that are there,
+and the count of such rows. Equal rows stay separate rows. What is left out: reading bytes (`files`), rendering (`prompts`), order (`source`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftcli.data.files import Faults, Record, file_records, locate, python_records
+from rftcli.data.messages import BadPrompt, read_prompt, with_system
+from rftcli.data.spec import DEFAULT_LABEL, DataSpec
+from rftcli.errors import UsageError
+from rftcli.types import Message
+
+INFERRED_REFERENCES = ("answer", "reference")
+"""Where the reference is looked for if `columns.reference` does not say it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One usable row of a set.
+
+    >>> Row(source="gsm8k", index=0, place="train.jsonl:1", id="gsm8k:0", label="math", prompt="1+1?", reference="2", columns={}).index
+    0
+    """
+
+    source: str
+    index: int
+    """0-based among the rows of the set."""
+    place: str
+    """Where a person finds it: `train.jsonl:12` (file and line) or `tasks.json row 12`."""
+    id: str
+    label: str
+    prompt: str | tuple[Message, ...]
+    reference: Any
+    """None: the row has none."""
+    columns: Mapping[str, Any]
+    """The whole row as it was read."""
+
+
+class _Unusable(Exception):
+    """Why a row cannot be used; `args[1]` is a hint or None."""
+
+    def __init__(self, problem: str, hint: str | None = None) -> None:
+        super().__init__(problem, hint)
+
+
+def read_rows(spec: DataSpec, search_path: Sequence[Path] = (), first: int | None = None) -> list[Row]:
+    """All rows of a set, or the `first` ones; `spec.limit` is kept to in both cases.
+
+    `search_path`: directories for a relative `path` and for the module of `python`; empty means the working directory and what is installed.
+    UsageError with place and count if a row cannot be used, if two rows have the same id, or if there is no row at all.
+    """
+    limits = [limit for limit in (spec.limit, first) if limit is not None]
+    faults = Faults(source=spec.name)
+    pattern = _pattern(spec)
+    rows: list[Row] = []
+    inferred: dict[str, str] = {}  # column name -> first place
+    with closing(_records(spec, search_path, faults)) as records:
+        while not limits or len(rows) + faults.count < min(limits):
+            item = next(records, None)
+            if item is None:
+                break
+            place, columns = item
+            try:
+                row = _row(spec, pattern, len(rows), place, columns)
+                _note_inferred(spec, columns, place, inferred)
+            except _Unusable as problem:
+                faults.add(place, *problem.args)
+            else:
+                rows.append(row)
+    faults.raise_if_any(len(rows))
+    if not rows:
+        raise UsageError(f"data set `{spec.name}`: {spec.path or spec.python} has no rows")
+    _check_ids(spec, rows)
+    return rows
+
+
+def fingerprint(rows: Sequence[Row]) -> str:
+    """sha256 over the columns of the rows in their order, in hex. Names of columns and sets, labels and file formats do not enter beyond that."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row.columns, sort_keys=True).encode("ascii") + b"\n")
+    return digest.hexdigest()
+
+
+def _records(spec: DataSpec, search_path: Sequence[Path], faults: Faults) -> Iterator[Record]:
+    if spec.path is not None:
+        yield from file_records(locate(spec.path, search_path), faults)
+    else:
+        assert spec.python is not None
+        yield from python_records(spec.python, spec.options, search_path, faults)
+
+
+def _row(spec: DataSpec, pattern: re.Pattern[str] | None, index: int, place: str, columns: Mapping[str, Any]) -> Row:
+    names = spec.columns
+    label = _optional_text(columns, names.label, "label")
+    row_id = _optional_text(columns, names.id, "id") or f"{spec.name}:{index}"
+    return Row(
+        source=spec.name,
+        index=index,
+        place=place,
+        id=row_id,
+        label=label or spec.label or DEFAULT_LABEL,
+        prompt=_prompt(spec, columns),
+        reference=_reference(spec, pattern, columns),
+        columns=columns,
+    )
+
+
+def _prompt(spec: DataSpec, columns: Mapping[str, Any]) -> str | tuple[Message, ...]:
+    try:
+        prompt = read_prompt(_required(columns, spec.columns.prompt or "prompt", "prompt"))
+    except BadPrompt as problem:
+        raise _Unusable(*problem.args) from problem
+    if not isinstance(prompt, str):
+        return with_system(prompt, spec.system)
+    if spec.system is not None:
+        raise _Unusable("the set has a `system` prompt, but this prompt is plain text without turns", "write the prompt as a list of messages")
+    return prompt
+
+
+def _reference(spec: DataSpec, pattern: re.Pattern[str] | None, columns: Mapping[str, Any]) -> Any:
+    if spec.columns.reference is not None:
+        value = _required(columns, spec.columns.reference, "reference")
+    else:
+        present = [name for name in INFERRED_REFERENCES if name in columns]
+        if len(present) == 2:
+            raise _Unusable("there is a column `answer` and a column `reference`", "say which: `columns: {reference: answer}`")
+        value = columns[present[0]] if present else None
+    return value if pattern is None else _extract(pattern, value)
+
+
+def _extract(pattern: re.Pattern[str], value: Any) -> Any:
+    """What the group finds in the text, or in each text of a list."""
+    if isinstance(value, list) and value:
+        return [_extract(pattern, item) for item in value]
+    if not isinstance(value, str):
+        raise _Unusable(f"`extract_reference` needs text to look at, and the reference is {'missing' if value is None else type(value).__name__}")
+    match = pattern.search(value)
+    found = (match[1] or "").strip() if match else ""
+    if not found:
+        raise _Unusable(f"`extract_reference` {pattern.pattern!r} finds nothing in the reference {_short(value)!r}")
+    return found
+
+
+def _pattern(spec: DataSpec) -> re.Pattern[str] | None:
+    if spec.extract_reference is None:
+        return None
+    try:
+        pattern = re.compile(spec.extract_reference)
+    except re.error as error:
+        raise UsageError(f"data set `{spec.name}`: `extract_reference` is no regular expression: {error}") from error
+    if pattern.groups != 1:
+        raise UsageError(
+            f"data set `{spec.name}`: `extract_reference` must have exactly one group, it has {pattern.groups}",
+            hint="brackets around what is the answer, as in '#### (.*)'; others as (?:...)",
+        )
+    return pattern
+
+
+def _required(columns: Mapping[str, Any], name: str, what: str) -> Any:
+    """The value of a column that has to be there and not null."""
+    value = _find(columns, name, what)
+    if value is None:
+        raise _Unusable(f"column `{name}` is null", f"every row needs a {what}; remove the row or fill it in")
+    return value
+
+
+def _find(columns: Mapping[str, Any], name: str, what: str) -> Any:
+    """The value of a column that has to be there. A key that holds the whole dotted name goes before the nested one."""
+    value: Any = columns
+    parts = [name] if name in columns else name.split(".")
+    for depth, part in enumerate(parts):
+        if not isinstance(value, Mapping) or part not in value:
+            raise _Unusable(*_missing(name, what, value, ".".join(parts[:depth])))
+        value = value[part]
+    return value
+
+
+def _missing(name: str, what: str, holder: Any, path: str) -> tuple[str, str]:
+    if isinstance(holder, Mapping):
+        there = [f"{path}.{key}" if path else key for key in holder]
+        close = difflib.get_close_matches(name, there, n=1)
+        hint = f"did you mean `{close[0]}`? " if close else ""
+        known = f"it has: {', '.join(there)}" if there else "it is empty"
+    else:
+        hint, known = "", f"`{path}` is {type(holder).__name__}, not an object"
+    return f"no column `{name}`; {known}", hint + f"name the right one: `columns: {{{what}: ...}}`"
+
+
+def _optional_text(columns: Mapping[str, Any], name: str | None, what: str) -> str | None:
+    """The text of a named label or id column. A null label is no label; a null id is refused."""
+    if name is None:
+        return None
+    value = _find(columns, name, what) if what == "label" else _required(columns, name, what)
+    if value is None:
+        return None
+    if what == "id" and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value:
+        raise _Unusable(f"column `{name}` must hold the {what} as text, it holds {_short(repr(value))}")
+    return value
+
+
+def _note_inferred(spec: DataSpec, columns: Mapping[str, Any], place: str, seen: dict[str, str]) -> None:
+    """One set has one place for references: a set where half the rows say `answer` and half `reference` is refused like a row with both."""
+    if spec.columns.reference is None:
+        for name in INFERRED_REFERENCES:
+            if name in columns:
+                seen.setdefault(name, place)
+        if len(seen) == 2:
+            where = " and ".join(f"`{name}` at {first}" for name, first in seen.items())
+            raise _Unusable(f"the set has two columns that could be the reference: {where}", "say which: `columns: {reference: answer}`")
+
+
+def _check_ids(spec: DataSpec, rows: Sequence[Row]) -> None:
+    if spec.columns.id is not None:
+        first: dict[str, Row] = {}
+        for row in rows:
+            other = first.setdefault(row.id, row)
+            if other is not row:
+                raise UsageError(
+                    f"data set `{spec.name}`: {row.place} has the id `{row.id}` of {other.place}",
+                    hint="an id names one row; leave `columns.id` out to number the rows",
+                )
+
+
+def _short(text: str, width: int = 60) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,211 @@
+"""Warnings that teach: what a step's metrics say about a run that is going wrong, and which key of the recipe to look at.
+
+`lessons(metrics, state)` looks at one step after the other. A code is raised once; everything it remembers is in the state it is given, which is
+plain data and survives a resume. Leaves out errors that stop a run (those are raised where they happen) and everything that is not in the step
+metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftcli.observe.numbers import flatten
+
+NO_SIGNAL = 0.8
+TRUNCATED = 0.5
+CLIPPED = 0.5
+COLLAPSED = 0.1
+"""Share of the first step's entropy below which the policy has all but stopped exploring."""
+LARGE_KL = 1.0
+"""Nats a token against the reference. Runs that stay close lie well below 0.1; at 1 the policy has little in common with its first weights."""
+RATIO_TOLERANCE = 0.01
+"""Rounding between two forward passes stays below this; a wrong mask, temperature or shift does not."""
+ERROR_STEPS = 3
+
+
+@dataclass(slots=True, kw_only=True)
+class LessonState:
+    """What is remembered between steps.
+
+    on_policy: old log-probs belong to the weights being trained (one update a step over one epoch), so the ratio has to be 1.
+    taught: codes that were raised; streaks: code -> steps in a row that it held; first: metric -> its first value; errors: reward errors of the
+    newest steps.
+    """
+
+    on_policy: bool
+    taught: set[str] = field(default_factory=set)
+    streaks: Counter[str] = field(default_factory=Counter)
+    first: dict[str, float] = field(default_factory=dict)
+    errors: list[float] = field(default_factory=list)
+    always_zero: bool = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "taught": sorted(self.taught),
+            "streaks": dict(self.streaks),
+            "first": dict(self.first),
+            "errors": list(self.errors),
+            "always_zero": self.always_zero,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.taught = set(state["taught"])
+        self.streaks = Counter(state["streaks"])
+        self.first = dict(state["first"])
+        self.errors = list(state["errors"])
+        self.always_zero = state["always_zero"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """One thing to notice. `holds(metrics by dotted name, state)`; it is taught when it held for `steps` steps in a row.
+
+    `text` may name metrics of the step that its condition needs, as in {kl:.3g}, and {steps} and {first_entropy}.
+    """
+
+    code: str
+    holds: Callable[[Mapping[str, float], LessonState], bool]
+    text: str
+    steps: int = 1
+
+
+def lessons(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, str]]:
+    """(code, text) of everything this step teaches for the first time. `metrics` as in a step event; `state` is brought up to date.
+
+    A metric that is absent teaches nothing.
+    """
+    flat = flatten(metrics, ".")
+    _remember(flat, state)
+    found = []
+    for lesson in LESSONS:
+        state.streaks[lesson.code] = state.streaks[lesson.code] + 1 if lesson.holds(flat, state) else 0
+        if state.streaks[lesson.code] >= lesson.steps and lesson.code not in state.taught:
+            state.taught.add(lesson.code)
+            values = {**flat, "steps": lesson.steps, "first_entropy": state.first.get("entropy", math.nan)}
+            found.append((lesson.code, lesson.text.format_map(values)))
+    return found
+
+
+def _remember(flat: Mapping[str, float], state: LessonState) -> None:
+    if "entropy" in flat and math.isfinite(flat["entropy"]):
+        state.first.setdefault("entropy", flat["entropy"])
+    if flat.get("reward_mean", 0.0) != 0.0 or flat.get("reward_std", 0.0) != 0.0:
+        state.always_zero = False
+    state.errors = [*state.errors, flat.get("reward_errors", 0.0)][-ERROR_STEPS:]
+
+
+def _above(name: str, bound: float) -> Callable[[Mapping[str, float], LessonState], bool]:
+    return lambda flat, state: flat.get(name, -math.inf) > bound
+
+
+def _rewards_all_zero(flat: Mapping[str, float], state: LessonState) -> bool:
+    return "reward_std" in flat and state.always_zero
+
+
+def _rewards_all_equal(flat: Mapping[str, float], state: LessonState) -> bool:
+    return flat.get("reward_std") == 0.0 and not state.always_zero
+
+
+def _entropy_collapsed(flat: Mapping[str, float], state: LessonState) -> bool:
+    first = state.first.get("entropy", 0.0)
+    return first > 0 and flat.get("entropy", math.inf) < COLLAPSED * first
+
+
+def _no_gradient(flat: Mapping[str, float], state: LessonState) -> bool:
+    return flat.get("grad_norm") == 0.0
+
+
+def _errors_grow(flat: Mapping[str, float], state: LessonState) -> bool:
+    return len(state.errors) == ERROR_STEPS and min(state.errors) > 0 and state.errors[-1] > state.errors[0]
+
+
+def _ratio_off(flat: Mapping[str, float], state: LessonState) -> bool:
+    return state.on_policy and abs(flat.get("ratio_mean", 1.0) - 1.0) > RATIO_TOLERANCE
+
+
+def _mostly_clipped(flat: Mapping[str, float], state: LessonState) -> bool:
+    return flat.get("clip_low_fraction", 0.0) + flat.get("clip_high_fraction", 0.0) > CLIPPED
+
+
+# How to add one: a row here with a code of its own, a condition over the step's metrics (absent ones must not hold), and a text that says what is
+# seen, what it means, and which recipe key to look at, in backticks. Then a row in the test of this table with numbers that do and do not hold.
+LESSONS: tuple[Lesson, ...] = (
+    Lesson(
+        code="zero_signal",
+        steps=5,
+        holds=_above("zero_signal_fraction", NO_SIGNAL),
+        text="In {zero_signal_fraction:.0%} of the groups all answers got the same reward, and so for {steps} steps: such a group teaches "
+        "nothing. The task is too easy or too hard for this model. Look at `data.train` (other rows), `rewards` (partial credit), "
+        "`rollout.samples_per_prompt` and `rollout.temperature` (more variety).",
+    ),
+    Lesson(
+        code="reward_always_zero",
+        steps=5,
+        holds=_rewards_all_zero,
+        text="Every reward of the first {steps} steps was exactly 0: nothing is learned. Usually the rule does not find the answer in the "
+        "text, or the reference is not in the form it expects. Read a few answers in `samples/`, try `rft rewards try`, and look at "
+        "`rewards`, `data.train.extract_reference` and `models.policy.chat`.",
+    ),
+    Lesson(
+        code="reward_constant",
+        steps=5,
+        holds=_rewards_all_equal,
+        text="All rewards of a step were the same ({reward_mean:.3g}), {steps} steps in a row: there is nothing left to compare, so nothing is"
+        " learned. Either the task is solved, or the reward gives the same mark to everything. Look at `rewards` and `data.train`.",
+    ),
+    Lesson(
+        code="truncated",
+        holds=_above("truncated_fraction", TRUNCATED),
+        text="{truncated_fraction:.0%} of the answers were cut at the token limit before they ended; most rewards then judge half an answer. "
+        "Look at `rollout.max_new_tokens`, at `rollout.stop`, and at `models.policy.chat` (does the model see its end-of-turn token?).",
+    ),
+    Lesson(
+        code="entropy_collapse",
+        holds=_entropy_collapsed,
+        text="Entropy fell to {entropy:.3g} nats a token from {first_entropy:.3g} at the start: the policy hardly explores any more. Look at "
+        "`train.optimizer.lr` (lower), `algorithm.kl.coefficient`, `algorithm.loss.clip_high` (a little larger) and "
+        "`rollout.temperature`.",
+    ),
+    Lesson(
+        code="kl_large",
+        holds=_above("kl", LARGE_KL),
+        text="The policy is {kl:.3g} nats a token away from its reference: far enough to lose what the model knew, and often a sign that a "
+        "reward is being exploited. Read the newest `samples/`; look at `algorithm.kl.coefficient`, `train.optimizer.lr` and `rewards`.",
+    ),
+    Lesson(
+        code="no_gradient",
+        holds=_no_gradient,
+        text="The gradient norm of this step was exactly 0: the weights did not move. Either every group was without signal, or the trained "
+        "part of the answers is masked. Look at `rewards`, `algorithm.advantage` and `rollout.samples_per_prompt`.",
+    ),
+    Lesson(
+        code="reward_errors",
+        holds=_errors_grow,
+        text="Rewards fail more and more often ({reward_errors:.0f} in this step). Those samples are left out of training, and the run stops "
+        "above `reward_shaping.max_error_rate`. The errors stand in `samples/`; look at `rewards` and its `on_error`.",
+    ),
+    Lesson(
+        code="ratio_off",
+        holds=_ratio_off,
+        text="The mean ratio of new to old probability is {ratio_mean:.4f} in an update that starts at the sampled policy, where it has to be "
+        "1: old and new log-probabilities are computed differently. Look at `models.policy.dropout`, `models.policy.attention`, "
+        "`models.policy.dtype` and `batch.layout`.",
+    ),
+    Lesson(
+        code="mostly_clipped",
+        holds=_mostly_clipped,
+        text="More than half of the tokens are clipped: the updates of a step move the policy further than the loss lets count. Look at "
+        "`train.optimizer.lr`, `batch.updates_per_step`, `batch.epochs` and `algorithm.loss.clip_low`, `algorithm.loss.clip_high`.",
+    ),
+    Lesson(
+        code="updates_skipped",
+        holds=_above("updates_skipped", 0.0),
+        text="{updates_skipped:.0f} update of this step was skipped, because a gradient was not finite or no token was trained; the weights "
+        "did not move. The run stops after `train.nonfinite.skip_at_most` in a row. Look at `train.optimizer.lr`, `train.max_grad_norm` "
+        "and `models.policy.dtype`.",
+    ),
+)

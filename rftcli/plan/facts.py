@@ -1,0 +1,48 @@
+"""What the compiler is told about the world, as plain data. `probe/` fills it in; a test or `rft plan --machine` makes it by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """One machine; several nodes are taken to be alike."""
+
+    cores: int
+    memory_gib: float
+    gpus: int = 0
+    gpu_name: str | None = None
+    gpu_memory_gib: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the model's files say without loading it; None where they do not say."""
+
+    path: str
+    architecture: str | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    vocabulary: int | None = None
+    max_positions: int | None = None
+    parameters: int | None = None
+    file_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetFacts:
+    """Rows of one training set, for `data_passes`."""
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    machine: MachineFacts
+    model: ModelFacts
+    ranks: int
+    """Real rank count: GPUs in use, or processes on a CPU."""
+    train_rows: int | None = None
+    """Rows of all training sets together; None if they have not been counted."""

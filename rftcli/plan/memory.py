@@ -1,0 +1,46 @@
+"""How much memory a rank needs for weights, gradients and optimizer, and the lowest ZeRO stage that fits.
+
+Leaves out activations and the key-value cache: they get the share of the device that `TRAINING_SHARE` leaves.
+"""
+
+from __future__ import annotations
+
+from rftcli.plan.facts import MachineFacts
+from rftcli.plan.plan import WorldPlan
+
+TRAINING_SHARE = 0.5
+"""Share of a device that weights, gradients and optimizer may take."""
+GIB = 1024**3
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def training_bytes(parameters: int, dtype: str, stage: int, ranks: int) -> float:
+    """Bytes per rank of weights, float32 gradients, float32 master weights (bfloat16 only) and two Adam moments under a ZeRO stage."""
+    weights = float(DTYPE_BYTES[dtype] * parameters)
+    gradients = 4.0 * parameters
+    optimizer = (8.0 if dtype == "float32" else 12.0) * parameters
+    if stage >= 1:
+        optimizer /= ranks
+    if stage >= 2:
+        gradients /= ranks
+    if stage >= 3:
+        weights /= ranks
+    return weights + gradients + optimizer
+
+
+def zero_stage(parameters: int | None, dtype: str, world: WorldPlan, machine: MachineFacts) -> tuple[int, str]:
+    """(lowest stage that fits, the reason). bfloat16 starts at stage 1: DeepSpeed keeps float32 master weights from there on."""
+    lowest = 1 if dtype == "bfloat16" else 0
+    if parameters is None:
+        stage = 2 if world.ranks > 1 else lowest
+        return stage, "the model's size is not known before it is loaded"
+    budget = machine.gpu_memory_gib if world.device == "cuda" else machine.memory_gib / world.ranks
+    for stage in range(lowest, 4):
+        if stage > lowest and world.ranks == 1:
+            break
+        need = training_bytes(parameters, dtype, stage, world.ranks) / GIB
+        if need <= TRAINING_SHARE * budget:
+            return stage, f"{need:.2f} GiB a rank of weights, gradients and optimizer fit into {TRAINING_SHARE:.0%} of {budget:.0f} GiB"
+    stage = 3 if world.ranks > 1 else lowest
+    need = training_bytes(parameters, dtype, stage, world.ranks) / GIB
+    return stage, f"even so {need:.1f} GiB a rank are more than {TRAINING_SHARE:.0%} of {budget:.0f} GiB: expect to run out of memory"

@@ -1,0 +1,221 @@
+"""The facts of the data: rows, labels, references, fingerprints; and what they mean for the reward table. Before any model is loaded.
+
+Whole sets are scanned (or the first rows, for a quick check) with the reader that the run uses, so a row that the run could not use is found
+here. Facts of an unchanged file come from a cache. It leaves out lengths in tokens, which need a tokenizer (`data.source`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rftcli.codec import from_data, to_data
+from rftcli.data.files import locate
+from rftcli.data.rows import Row, fingerprint, read_rows
+from rftcli.data.spec import DEFAULT_LABEL, DataSpec
+
+CACHE_FORMAT = 1
+"""To be raised when a reader or a record here changes its meaning; older entries are then never looked at."""
+_SETTLED_SECONDS = 2.0
+"""A file changed less than this ago is not cached: it may be written again within the resolution of its time stamp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelFacts:
+    """One label of one set.
+
+    >>> LabelFacts(rows=3, example="train.jsonl:1", without_reference=1, example_without="train.jsonl:2").rows
+    3
+    """
+
+    rows: int
+    example: str
+    """Place of the first row with the label."""
+    without_reference: int
+    example_without: str | None
+    """Place of the first row that has no reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetFacts:
+    """One data set. `complete` False: only the first rows were read, and everything here is about them."""
+
+    name: str
+    origin: str
+    """The file that was read, or the python function."""
+    complete: bool
+    rows: int
+    bytes: int | None
+    """Size of the file; None for a python source."""
+    fingerprint: str
+    columns: tuple[str, ...]
+    """Column names of the first row."""
+    labels: Mapping[str, LabelFacts]
+    """By label, in order of first appearance."""
+
+    @property
+    def with_reference(self) -> int:
+        return self.rows - sum(label.without_reference for label in self.labels.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFacts:
+    """All sets, in the order in which they were given. Goes through JSON both ways (`codec`)."""
+
+    sets: tuple[SetFacts, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelProblem:
+    """Something between the labels of the data and the reward table. `error` False: a warning."""
+
+    error: bool
+    label: str
+    message: str
+    hint: str | None = None
+
+
+def scan(specs: Sequence[DataSpec], search_path: Sequence[Path] = (), *, first: int | None = None, cache_dir: Path | None = None) -> DataFacts:
+    """Read every set, or the `first` rows of each, and say what is in it.
+
+    `cache_dir` None: the user's cache directory. Sets of python functions are always read. UsageError as `data.rows.read_rows`.
+    """
+    folder = user_cache_dir() if cache_dir is None else cache_dir
+    return DataFacts(sets=tuple(_scan_set(spec, search_path, first, folder) for spec in specs))
+
+
+def label_problems(facts: DataFacts, reward_labels: Collection[str], needs_reference: Collection[str] = ()) -> list[LabelProblem]:
+    """Rows that no reward entry scores, or that lack what their entry needs; then entries that no row uses. Errors come first.
+
+    `reward_labels`: the keys of the reward table; `default` there serves every row without an entry of its own. `needs_reference`: the keys whose
+    parts cannot score without a reference answer. Entries without rows are told only if all sets were read to the end.
+    """
+    errors: list[LabelProblem] = []
+    warnings: list[LabelProblem] = []
+    used: set[str] = set()
+    for one in facts.sets:
+        for label, rows in one.labels.items():
+            entry = label if label in reward_labels else DEFAULT_LABEL
+            if entry not in reward_labels:
+                errors.append(_no_entry(one, label, rows, reward_labels))
+                continue
+            used.add(entry)
+            if entry != label:
+                warnings.append(_served_by_default(one, label, rows, reward_labels))
+            if entry in needs_reference and rows.without_reference:
+                errors.append(_no_reference(one, label, rows, entry))
+    if all(one.complete for one in facts.sets):
+        labels = [label for one in facts.sets for label in one.labels]
+        warnings += [_unused(entry, labels) for entry in reward_labels if entry not in used]
+    return errors + warnings
+
+
+def user_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/rft/data`, by default `~/.cache/rft/data`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rft" / "data"
+
+
+def _scan_set(spec: DataSpec, search_path: Sequence[Path], first: int | None, cache_dir: Path) -> SetFacts:
+    if spec.path is None:
+        rows = read_rows(spec, search_path, first)
+        return _facts(spec, rows, str(spec.python), None, first)
+    path = locate(spec.path, search_path).resolve()
+    before = path.stat()
+    key = json.dumps([CACHE_FORMAT, str(path), before.st_size, before.st_mtime_ns, first, to_data(spec)], sort_keys=True)
+    entry = cache_dir / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    known = _load(entry)
+    if known is not None:
+        return known
+    facts = _facts(spec, read_rows(spec, search_path, first), str(path), before.st_size, first)
+    after = path.stat()
+    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+    if same and time.time() - after.st_mtime > _SETTLED_SECONDS:
+        _store(entry, facts)
+    return facts
+
+
+def _facts(spec: DataSpec, rows: Sequence[Row], origin: str, size: int | None, first: int | None) -> SetFacts:
+    by_label: dict[str, list[Row]] = {}
+    for row in rows:
+        by_label.setdefault(row.label, []).append(row)
+    asked = first is None or (spec.limit is not None and spec.limit <= first)
+    return SetFacts(
+        name=spec.name,
+        origin=origin,
+        complete=asked or len(rows) < first,
+        rows=len(rows),
+        bytes=size,
+        fingerprint=fingerprint(rows),
+        columns=tuple(rows[0].columns),
+        labels={label: _label_facts(members) for label, members in by_label.items()},
+    )
+
+
+def _label_facts(rows: Sequence[Row]) -> LabelFacts:
+    without = [row.place for row in rows if row.reference is None]
+    return LabelFacts(rows=len(rows), example=rows[0].place, without_reference=len(without), example_without=without[0] if without else None)
+
+
+def _no_entry(one: SetFacts, label: str, rows: LabelFacts, reward_labels: Collection[str]) -> LabelProblem:
+    what = "no label" if label == DEFAULT_LABEL else f"the label `{label}`"
+    message = f"data set `{one.name}`: {_count(rows.rows)} with {what} (first: {rows.example}), and `rewards` has no entry for it and no `default`"
+    known = ", ".join(f"`{entry}`" for entry in reward_labels) or "none"
+    if label == DEFAULT_LABEL:
+        hint = f"give the set a `label`, or name the column with `columns.label`; entries of `rewards`: {known}"
+    else:
+        hint = f"{_did_you_mean(label, reward_labels)}entries of `rewards`: {known}"
+    return LabelProblem(error=True, label=label, message=message, hint=hint)
+
+
+def _served_by_default(one: SetFacts, label: str, rows: LabelFacts, reward_labels: Collection[str]) -> LabelProblem:
+    message = f"data set `{one.name}`: {_count(rows.rows)} with the label `{label}` (first: {rows.example}) scored by `rewards.default`"
+    return LabelProblem(error=False, label=label, message=message, hint=_did_you_mean(label, reward_labels) or None)
+
+
+def _no_reference(one: SetFacts, label: str, rows: LabelFacts, entry: str) -> LabelProblem:
+    message = (
+        f"data set `{one.name}`: {rows.without_reference} of {_count(rows.rows)} with the label `{label}` without a reference "
+        f"(first: {rows.example_without}), and `rewards.{entry}` needs one"
+    )
+    hint = f"name its column with `columns.reference`; there is: {', '.join(one.columns)}"
+    return LabelProblem(error=True, label=label, message=message, hint=hint)
+
+
+def _unused(entry: str, labels: Sequence[str]) -> LabelProblem:
+    message = f"`rewards.{entry}` is never used: no row has this label"
+    return LabelProblem(error=False, label=entry, message=message, hint=_did_you_mean(entry, labels) or None)
+
+
+def _count(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows} rows"
+
+
+def _did_you_mean(word: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(word, [name for name in known if name != DEFAULT_LABEL], n=1)
+    return f"did you mean `{close[0]}`? " if close else ""
+
+
+def _load(entry: Path) -> SetFacts | None:
+    """The facts of a cache entry; None if there is none or it is damaged."""
+    try:
+        return from_data(SetFacts, json.loads(entry.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _store(entry: Path, facts: SetFacts) -> None:
+    """Whole or not at all: two scans may write the same entry. A cache that cannot be written is no reason to stop."""
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=entry.parent, suffix=".tmp", encoding="utf-8", delete=False) as file:
+            json.dump(to_data(facts), file)
+        Path(file.name).replace(entry)
+    except OSError:
+        return

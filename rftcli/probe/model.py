@@ -1,0 +1,166 @@
+"""Facts about a model from its files, without torch: config.json, safetensors headers, GGUF metadata; a hub id through the hub's own cache.
+
+Leaves out loading anything: a wrong path or a missing file is found here, before a rank starts.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from rftcli.errors import MachineError, UsageError
+from rftcli.plan.facts import ModelFacts
+
+_SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def model_facts(path: str) -> ModelFacts:
+    """Facts of a directory, a GGUF file or a hub id. Raises UsageError when it is none of them, MachineError when the hub cannot be reached."""
+    local = Path(path).expanduser()
+    if local.is_file() and local.suffix == ".gguf":
+        return _from_gguf(local)
+    if local.is_dir():
+        return _from_directory(local)
+    if local.exists():
+        raise UsageError(f"models.policy.path: {path} is neither a model directory nor a GGUF file")
+    if path.startswith(("/", "./", "../", "~")) or path.count("/") != 1:
+        raise UsageError(f"models.policy.path: {path} does not exist", hint="give a directory, a .gguf file, a hub id `org/model`, or `builtin:quickstart`")
+    return _from_hub(path)
+
+
+def _from_directory(directory: Path) -> ModelFacts:
+    config_path = directory / "config.json"
+    if not config_path.is_file():
+        raise UsageError(f"models.policy.path: {directory} holds no config.json", hint="a model directory is what save_pretrained writes")
+    headers = [_safetensors_header(file) for file in sorted(directory.glob("*.safetensors"))]
+    return _facts(str(directory), _read_json(config_path), headers)
+
+
+def _from_hub(repository: str) -> ModelFacts:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        config = Path(hf_hub_download(repository, "config.json"))
+    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+        if not isinstance(error, LocalEntryNotFoundError):
+            raise UsageError(
+                f"models.policy.path: `{repository}` is no directory here and no model on the hub (or a private one)", hint="check the name, or `hf auth login`"
+            ) from error
+        raise _unreachable(repository) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise _unreachable(repository) from error
+    return _facts(repository, _read_json(config), [])
+
+
+def _unreachable(repository: str) -> MachineError:
+    return MachineError(
+        f"models.policy.path: `{repository}` is no directory here, and the model hub cannot be reached",
+        hint=f"on a machine with internet: `hf download {repository}`; or give a directory",
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"models.policy.path: {path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"models.policy.path: {path} is not a model configuration")
+    return data
+
+
+def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]]) -> ModelFacts:
+    text = config.get("text_config", config)
+    parameters, dtype = _count(headers)
+    architectures = config.get("architectures") or [None]
+    return ModelFacts(
+        path=path,
+        architecture=architectures[0],
+        layers=text.get("num_hidden_layers", text.get("n_layer")),
+        hidden=text.get("hidden_size", text.get("n_embd")),
+        vocabulary=text.get("vocab_size"),
+        max_positions=text.get("max_position_embeddings", text.get("n_positions")),
+        parameters=parameters or _estimate(text),
+        file_dtype=dtype or config.get("dtype") or config.get("torch_dtype"),
+    )
+
+
+def _safetensors_header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise UsageError(f"models.policy.path: {path} is not a whole safetensors file")
+        (length,) = struct.unpack("<Q", prefix)
+        size = path.stat().st_size
+        body = file.read(length) if 8 + length <= size else b""
+    try:
+        header = json.loads(body)
+    except ValueError as error:
+        raise UsageError(f"models.policy.path: {path} is not a whole safetensors file", hint="was the download or the copy cut short?") from error
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    if ends and 8 + length + max(ends) > size:
+        raise UsageError(f"models.policy.path: {path} is cut short", hint="was the download or the copy interrupted, or is it a Git LFS pointer?")
+    return header
+
+
+def _count(headers: list[dict[str, Any]]) -> tuple[int | None, str | None]:
+    total, dtypes = 0, {}
+    for header in headers:
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            count = 1
+            for side in entry["shape"]:
+                count *= side
+            total += count
+            dtypes[entry["dtype"]] = dtypes.get(entry["dtype"], 0) + count
+    if not total:
+        return None, None
+    return total, _SAFETENSORS_DTYPES.get(max(dtypes, key=lambda key: dtypes[key]))
+
+
+def _estimate(config: dict[str, Any]) -> int | None:
+    """Parameters of a Llama-shaped decoder from its configuration; None if the shape is another one."""
+    try:
+        layers, hidden, vocabulary = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
+        heads = config["num_attention_heads"]
+        inner = config["intermediate_size"]
+    except KeyError:
+        return None
+    head = config.get("head_dim") or hidden // heads
+    keys = config.get("num_key_value_heads") or heads
+    attention = hidden * head * (2 * heads + 2 * keys)
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return layers * (attention + 3 * hidden * inner + 2 * hidden) + embeddings + hidden
+
+
+def _from_gguf(path: Path) -> ModelFacts:
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise MachineError("models.policy.path is a GGUF file, and the package `gguf` is not installed", hint="pip install gguf") from error
+    try:
+        reader = GGUFReader(path)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"models.policy.path: {path} is not a GGUF file: {error}") from error
+
+    def value(key: str) -> Any:
+        field = reader.get_field(key)
+        return None if field is None else field.contents()
+
+    architecture = value("general.architecture")
+    parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    tokens = reader.get_field("tokenizer.ggml.tokens")
+    return ModelFacts(
+        path=str(path),
+        architecture=architecture,
+        layers=value(f"{architecture}.block_count"),
+        hidden=value(f"{architecture}.embedding_length"),
+        vocabulary=None if tokens is None else len(tokens.data),
+        max_positions=value(f"{architecture}.context_length"),
+        parameters=parameters,
+        file_dtype=None,
+    )

@@ -1,0 +1,132 @@
+"""Did you mean: the nearest key or value to one that is not known. First in the same section, then anywhere in the language.
+
+What is left out: names of rules and files, which other rooms know (`closest` serves them too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from rftcli.recipe.kinds import ANY_KEY, Key, keys, show_pattern
+from rftcli.recipe.not_yet import keys_under
+
+NEAR = 0.6
+"""Similarity (0..1) from which a name is worth suggesting; difflib's own default."""
+SURE = 0.8
+"""From here on a similar name beside it is likelier meant than the same name elsewhere."""
+TIE = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """`text`: what to show behind the caret. `meant`: patterns of the keys that may have been meant."""
+
+    text: str | None = None
+    meant: tuple[tuple[str, ...], ...] = ()
+
+
+def similarity(one: str, other: str) -> float:
+    """0..1; letters in another order count as almost equal, so that `rl` finds `lr`."""
+    from difflib import SequenceMatcher  # only a recipe with a mistake needs it
+
+    one, other = one.lower().replace("-", "_"), other.lower().replace("-", "_")
+    if one == other:
+        return 1.0
+    ratio = SequenceMatcher(None, one, other).ratio()
+    return max(ratio, 0.9) if len(one) > 1 and sorted(one) == sorted(other) else ratio
+
+
+def closest(name: str, known: Collection[str], near: float = NEAR) -> list[str]:
+    """The nearest of `known`, several only if they are equally near; empty if none is near."""
+    scored = [(similarity(name, item), item) for item in known]
+    best = max((score for score, _ in scored), default=0.0)
+    return [item for score, item in scored if score > best - TIE] if best >= near else []
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str | None:
+    """
+    >>> did_you_mean("wieght", ["weight", "rule"])
+    'did you mean `weight`?'
+    """
+    found = closest(name, known)
+    return f"did you mean {either(found)}?" if found else None
+
+
+def either(names: Sequence[str]) -> str:
+    return " or ".join(f"`{name}`" for name in names)
+
+
+def suggest_key(section: tuple[str, ...], name: str, known: Sequence[str]) -> Suggestion:
+    """What an unknown key `name` of a section (a pattern) was meant to be. `known`: the keys of that section."""
+    if "." in name and (nested := _nested(section, name)) is not None:
+        return nested
+    beside = closest(name, known)
+    if beside and similarity(name, beside[0]) >= SURE:
+        return _beside(section, beside)
+    if (other := _elsewhere(section, [key for key in keys() if key.name == name])) is not None:
+        return other
+    if (other := _elsewhere(section, [key for key in keys() if key.pattern in OTHER_NAMES.get(name, ())])) is not None:
+        return other
+    if beside:
+        return _beside(section, beside)
+    listed = closest(name, keys_under(section))
+    if listed:
+        return Suggestion(text=f"did you mean {either(listed)}, which is not yet supported?")
+    similar = closest(name, {key.name for key in keys()}, SURE)
+    return _elsewhere(section, [key for key in keys() if key.name in similar]) or Suggestion()
+
+
+def _beside(section: tuple[str, ...], names: Sequence[str]) -> Suggestion:
+    return Suggestion(text=f"did you mean {either(names)}?", meant=tuple((*section, name) for name in names))
+
+
+def _nested(section: tuple[str, ...], name: str) -> Suggestion | None:
+    """`rollout.temperature: 1` written as one key."""
+    pieces = (*section, *name.split("."))
+    if any(key.pieces == pieces for key in keys()):
+        return Suggestion(text=f"write it as a section: `{': {'.join(name.split('.'))}: ...{'}' * name.count('.')}`", meant=(pieces,))
+    return None
+
+
+def _elsewhere(section: tuple[str, ...], found: Sequence[Key]) -> Suggestion | None:
+    """The places that share most with where the key stands now; None if there are too many to help."""
+    def shared(key: Key) -> int:
+        return next((i for i, (a, b) in enumerate(zip(key.pieces, section, strict=False)) if a != b), min(len(key.pieces), len(section)))
+
+    most = max((shared(key) for key in found), default=0)
+    near = [key for key in found if shared(key) == most]
+    if not near or len(near) > 3:
+        return None
+    places = [show_pattern(key.pieces[:-1]) if len(key.pieces) > 1 else "the top level" for key in near]
+    return Suggestion(
+        text=f"`{near[0].name}` belongs in {' or '.join(dict.fromkeys(places))}", meant=tuple(key.pieces for key in near if ANY_KEY not in key.pieces)
+    )
+
+
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "learning_rate": ("train.optimizer.lr",),
+    "lr_scheduler_type": ("train.optimizer.schedule",),
+    "max_steps": ("train.steps",),
+    "num_epochs": ("train.data_passes",),
+    "num_train_epochs": ("train.data_passes",),
+    "num_generations": ("rollout.samples_per_prompt",),
+    "group_size": ("rollout.samples_per_prompt",),
+    "n": ("rollout.samples_per_prompt",),
+    "max_completion_length": ("rollout.max_new_tokens",),
+    "max_response_length": ("rollout.max_new_tokens",),
+    "max_tokens": ("rollout.max_new_tokens",),
+    "max_prompt_length": ("rollout.max_prompt_tokens",),
+    "beta": ("algorithm.kl.coefficient",),
+    "kl_coef": ("algorithm.kl.coefficient",),
+    "epsilon": ("algorithm.loss.clip_low", "algorithm.loss.clip_high"),
+    "clip_ratio": ("algorithm.loss.clip_low", "algorithm.loss.clip_high"),
+    "train_batch_size": ("batch.prompts_per_step",),
+    "gradient_clipping": ("train.max_grad_norm",),
+    "model": ("models.policy",),
+    "save_steps": ("checkpoint.every",),
+    "eval_steps": ("eval.every",),
+    "base": ("extends",),
+    "_base_": ("extends",),
+}
+"""Names that other tools use -> ours. How to add one: a line with the patterns of our keys."""

@@ -1,0 +1,49 @@
+"""What a plan says about rewards, as plain data that goes through JSON both ways.
+
+Leaves out what the words mean: rules are in `rules`, user functions in `functions`, the sum in `table`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftcli.errors import UsageError
+
+DEFAULT_LABEL = "default"
+"""The entry of the reward table that serves rows whose label has none of its own."""
+
+KINDS = ("rule", "python")
+"""rule: `target` is a key of `rules.RULES`. python: `target` is `package.module:function`."""
+ON_ERROR = ("fail_sample", "abstain", "stop")
+"""What an error of a part does. fail_sample: the sample has no reward. abstain: the part is left out of the sum. stop: the run ends."""
+TEXTS = ("clean", "keep_special")
+"""Which decoding of the answer a part reads: without or with special tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSpec:
+    """One weighted part of one label's reward. UsageError for a word that is none of those above, and for a weight that is not finite.
+
+    >>> PartSpec(name="correct", kind="rule", target="math_answer", weight=0.9).on_error
+    'fail_sample'
+    """
+
+    name: str
+    kind: str
+    target: str
+    weight: float = 1.0
+    """Weights are used as they are, never renormalised. 0: the part is logged and takes no part in the reward."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the rule or function, by name."""
+    on_error: str = "fail_sample"
+    text: str = "clean"
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (("kind", self.kind, KINDS), ("on_error", self.on_error, ON_ERROR), ("text", self.text, TEXTS)):
+            if value not in allowed:
+                raise UsageError(f"reward part `{self.name}`: {name} `{value}` is unknown", hint=f"one of {', '.join(allowed)}")
+        if not math.isfinite(self.weight):
+            raise UsageError(f"reward part `{self.name}`: the weight must be a finite number, got {self.weight}")

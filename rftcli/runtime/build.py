@@ -1,0 +1,214 @@
+"""A plan made real on one rank: models, engine, rewards, data. The one place that knows every room; the loop only uses what stands here."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rftcli.data.prompts import PromptBuilder
+from rftcli.data.rows import read_rows
+from rftcli.data.source import PromptSource
+from rftcli.engines.table import sampler_class
+from rftcli.errors import RftError
+from rftcli.models.export import export_hf
+from rftcli.models.load import eos_ids, load_causal_lm, load_tokenizer, num_parameters
+from rftcli.models.policy import CausalPolicy
+from rftcli.models.probe import agreement
+from rftcli.observe.lessons import Lessons
+from rftcli.plan.plan import ModelPlan, Plan
+from rftcli.protocols import Roles, Sampler, Stateful, World
+from rftcli.rewards.table import ErrorWindow, RewardTable
+from rftcli.runtime.clock import Stopwatch
+from rftcli.runtime.emit import Emitter
+from rftcli.runtime.learner import DeepSpeedLearner, FrozenPolicy
+from rftcli.runtime.rundir import AttemptDir, RunDir
+from rftcli.runtime.trackers import Trackers
+from rftcli.stages.evaluate import EvalSet
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters over the whole run. Part of every checkpoint."""
+
+    tokens: int = 0
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"tokens": self.tokens}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.tokens = int(state["tokens"])
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """Everything the loop touches on one rank."""
+
+    plan: Plan
+    run: RunDir
+    attempt: AttemptDir
+    world: World
+    device: torch.device
+    emit: Emitter
+    watch: Stopwatch
+    roles: Roles
+    sampler: Sampler
+    source: PromptSource
+    scorer: RewardTable
+    eval_scorer: RewardTable
+    eval_sets: list[EvalSet]
+    totals: Totals
+    lessons: Lessons
+    trackers: Trackers | None
+    tokenizer: Any
+    model: Any
+    """The policy in Hugging Face form, for its configuration; its weights may be sharded."""
+    pad_id: int
+    eos_ids: tuple[int, ...]
+    registry: dict[str, Stateful]
+    info: dict[str, Any]
+    first_step: int = 1
+
+    def export(self, directory: Path) -> None:
+        """Write the policy so that from_pretrained loads it. Collective: rank 0 keeps what the others help to gather."""
+        state: dict[str, torch.Tensor] = {}
+        for name, tensor in self.roles.policy.weights():
+            if self.world.rank == 0:
+                state[name] = tensor.to("cpu", copy=True)
+        problem = None
+        if self.world.rank == 0:
+            try:
+                export_hf(self.model, self.tokenizer, state, directory, eos_ids=self.eos_ids)
+            except OSError as error:
+                problem = f"{type(error).__name__}: {error}"
+        failed = next((text for text in self.world.gather(problem) if text is not None), None)
+        if failed is not None:
+            raise RftError(f"the policy could not be written to {directory}: {failed}", hint=f"free space (`df -h {directory.parent}`), then `rft resume`")
+
+    def news(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Warnings after a step: what the metrics teach, and trackers that failed."""
+        return [*self.lessons.see(metrics), *(self.trackers.news() if self.trackers is not None else [])]
+
+    def close(self) -> None:
+        """End worker processes and the engine."""
+        self.scorer.close()
+        self.eval_scorer.close()
+        self.sampler.close()
+
+    def stop_reason(self) -> str | None:
+        """Agreed over ranks: what rank 0 sees counts for all."""
+        return self.world.gather(self.attempt.stop_reason() if self.world.rank == 0 else None)[0]
+
+
+def device_of(plan: Plan, local_rank: int) -> torch.device:
+    return torch.device("cuda", local_rank) if plan.world.device == "cuda" else torch.device("cpu")
+
+
+def load_model(plan: ModelPlan, device: torch.device, path: str | None = None) -> Any:
+    """The causal LM of a model plan, in evaluation mode, on `device`; `path` takes its place (a checkpoint's policy folder)."""
+    model = load_causal_lm(
+        path or plan.path,
+        dtype=plan.dtype,
+        attention=plan.attention,
+        dropout=plan.dropout,
+        options=plan.options,
+        trust_remote_code=plan.trust_remote_code,
+        device=device,
+    )
+    if plan.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def make_sampler(plan: Plan, model: Any, tokenizer: Any, ends: tuple[int, ...], pad_id: int, device: torch.device, *, owns_weights: bool) -> Sampler:
+    """The plan's engine around `model` (which it shares with the trainer, or owns)."""
+    cls: Any = sampler_class(plan.rollout.engine)
+    if plan.rollout.engine == "fake":
+        return cls(lambda ids, skip: tokenizer.decode(ids, skip_special_tokens=skip), vocab_size=model.config.get_text_config().vocab_size, eos_ids=ends)
+    return cls(model, tokenizer, ends, pad_id=pad_id, batch_rows=plan.rollout.batch_rows, device=device, owns_weights=owns_weights)
+
+
+def search_paths(plan: Plan, checkpoint: Path | None = None) -> list[Path]:
+    """Where user modules and relative files are looked for: the recipe's folder, then the copies in the checkpoint."""
+    paths = [Path(plan.rewards.search_path)]
+    if checkpoint is not None:
+        paths.append(checkpoint / "reward_sources")
+    return paths
+
+
+def make_eval_sets(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> list[EvalSet]:
+    sets = []
+    for spec in plan.data.eval:
+        source = PromptSource([(spec, read_rows(spec, paths))], builder, seed=plan.seed, shuffle=False)
+        sets.append(EvalSet(name=spec.name, prompts=source.draw(0, source.num_rows), samples_per_prompt=spec.samples_per_prompt))
+    return sets
+
+
+def make_scorers(plan: Plan, paths: list[Path]) -> tuple[RewardTable, RewardTable, ErrorWindow]:
+    """(training table, evaluation table, error window): evaluation never touches the window that may stop the run."""
+    window = ErrorWindow(plan.rewards.max_error_rate)
+    train = RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths, errors=window)
+    held_out = RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths)
+    return train, held_out, window
+
+
+def reward_sources(plan: Plan) -> tuple[Path, ...]:
+    """Source files of the user's reward functions, so that a checkpoint can be evaluated without them."""
+    found = []
+    for parts in plan.rewards.labels.values():
+        for part in parts:
+            if part.kind == "python":
+                module = sys.modules.get(part.target.partition(":")[0])
+                file = None if module is None else inspect.getsourcefile(module)
+                if file is not None and Path(file).is_relative_to(plan.rewards.search_path):
+                    found.append(Path(file))
+    return tuple(dict.fromkeys(found))
+
+
+def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: torch.device, emit: Emitter, *, first_step: int) -> Job:
+    """Everything, on this rank. Cheap things first: a bad data set or reward is found before a model is loaded."""
+    watch = Stopwatch()
+    paths = search_paths(plan)
+    scorer, eval_scorer, window = make_scorers(plan, paths)
+    tokenizer = load_tokenizer(plan.policy.path, trust_remote_code=plan.policy.trust_remote_code)
+    builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
+    source = PromptSource([(spec, read_rows(spec, paths)) for spec in plan.data.train], builder, seed=plan.seed, shuffle=plan.data.shuffle)
+    eval_sets = make_eval_sets(plan, builder, paths)
+    for name, counts in source.counts.items():
+        if counts.overlong:
+            emit.warn("overlong_prompts", f"data set `{name}`: {counts.overlong} of {counts.rows} prompts are longer than {plan.data.max_prompt_tokens} "
+                      f"tokens ({plan.data.overlong_prompt})")  # fmt: skip
+
+    torch.manual_seed(plan.seed)  # dropout, if any; sampling and order have keys of their own
+    model = load_model(plan.policy, device)
+    ends = eos_ids(model, tokenizer)
+    pad_id = tokenizer.pad_token_id
+    policy = CausalPolicy(model)
+    report = agreement(policy, tokenizer, layout=plan.batch.layout, device=device)
+    if report.note is not None:
+        emit.log(report.note)
+    reference = FrozenPolicy(CausalPolicy(load_model(plan.reference, device), head=policy.head)) if plan.reference is not None else None
+    if plan.rollout.engine == "hf" and not plan.rollout.shares_weights:
+        sampler = make_sampler(plan, load_model(plan.policy, device).eval(), tokenizer, ends, pad_id, device, owns_weights=True)
+    else:
+        sampler = make_sampler(plan, model, tokenizer, ends, pad_id, device, owns_weights=False)
+    parameters = num_parameters(model)
+    learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature)
+    totals, lessons = Totals(), Lessons()
+    registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": lessons}
+    info = {
+        "name": plan.name, "steps": plan.steps, "ranks": world.size, "device": plan.world.device, "engine": plan.rollout.engine,
+        "model": plan.policy.given, "parameters": parameters, "zero_stage": plan.learner.zero_stage, "batch": plan.batch.equation,
+        "logprob_probe": report.max_difference,
+    }  # fmt: skip
+    return Job(
+        plan=plan, run=run, attempt=attempt, world=world, device=device, emit=emit, watch=watch,
+        roles=Roles(policy=learner, reference=reference), sampler=sampler, source=source, scorer=scorer, eval_scorer=eval_scorer,
+        eval_sets=eval_sets, totals=totals, lessons=lessons, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
+        tokenizer=tokenizer, model=model, pad_id=pad_id, eos_ids=ends, registry=registry, info=info, first_step=first_step,
+    )  # fmt: skip

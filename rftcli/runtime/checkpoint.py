@@ -1,0 +1,163 @@
+"""Checkpoints: everything that remembers, through one registry, whole or not at all.
+
+    step_000050/
+        policy/          Hugging Face form: loads with from_pretrained
+        trainer/         DeepSpeed's own: weights, master weights, optimizer moments, one part a rank
+        progress.json    the registry: every small thing that remembers
+        plan.json  recipe.yaml  reward_sources/
+        COMMITTED        written last; without it the folder does not exist for anybody
+
+Old checkpoints go only after the new one is committed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rftcli.errors import ResumeError, RftError
+from rftcli.plan.plan import Plan, plan_hash, plan_to_json
+from rftcli.protocols import Learner, Stateful, World
+from rftcli.runtime.rundir import RunDir, step_name, write_json, write_text
+
+COMMITTED = "COMMITTED"
+
+
+def save(
+    run: RunDir,
+    step: int,
+    *,
+    plan: Plan,
+    learner: Learner,
+    registry: Mapping[str, Stateful],
+    export: Callable[[Path], None],
+    reward_sources: tuple[Path, ...],
+    world: World,
+) -> Path:
+    """Write the checkpoint of `step`. Collective. Raises RftError on every rank when any rank could not write; older checkpoints are untouched."""
+    target = run.checkpoints / step_name(step)
+    failure = _on_rank_zero(world, lambda: _begin(target))
+    _agree(world, failure, target)
+    try:
+        learner.save(target / "trainer")
+        failure = None
+    except OSError as error:
+        failure = _describe(error)
+    except RuntimeError as error:  # torch.save reports a full disk as RuntimeError
+        failure = f"{error}".splitlines()[0]
+    _agree(world, failure, target)
+    if plan.checkpoint.save_hf:
+        export(target / "policy")  # collective: gathers sharded weights; rank 0 writes
+    failure = _on_rank_zero(world, lambda: _finish(target, step, plan, registry, run, reward_sources))
+    _agree(world, failure, target)
+    if world.rank == 0:
+        prune(run, plan.checkpoint.keep)
+    return target
+
+
+def _begin(target: Path) -> None:
+    if target.exists():
+        shutil.rmtree(target)  # a write that was cut short, or the same step of an earlier attempt
+    (target / "trainer").mkdir(parents=True)
+
+
+def _finish(
+    target: Path, step: int, plan: Plan, registry: Mapping[str, Stateful], run: RunDir, reward_sources: tuple[Path, ...]
+) -> None:
+    progress = {"step": step, "plan": plan_hash(plan), "ranks": plan.world.ranks, "state": {k: dict(v.state_dict()) for k, v in registry.items()}}
+    write_json(target / "progress.json", progress)
+    write_text(target / "plan.json", plan_to_json(plan))
+    if run.recipe.is_file():
+        shutil.copyfile(run.recipe, target / "recipe.yaml")
+    if reward_sources:
+        (target / "reward_sources").mkdir()
+        for source in reward_sources:
+            shutil.copyfile(source, target / "reward_sources" / source.name)
+    _sync_tree(target)
+    write_text(target / COMMITTED, f"{step}\n")
+    _sync_directory(target)
+
+
+def _on_rank_zero(world: World, action: Callable[[], None]) -> str | None:
+    if world.rank != 0:
+        return None
+    try:
+        action()
+    except OSError as error:
+        return _describe(error)
+    return None
+
+
+def _describe(error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return f"no space left on the disk ({error.filename or 'while writing'})"
+    return f"{type(error).__name__}: {error}"
+
+
+def _agree(world: World, failure: str | None, target: Path) -> None:
+    """Raise on every rank alike when any of them failed. The half checkpoint is removed, so that the disk has room for a second try."""
+    failures = [(rank, text) for rank, text in enumerate(world.gather(failure)) if text is not None]
+    if not failures:
+        return
+    if world.rank == 0:
+        shutil.rmtree(target, ignore_errors=True)
+    rank, text = failures[0]
+    raise RftError(
+        f"the checkpoint {target.name} could not be written: rank {rank}: {text}",
+        hint=f"free space (`df -h {target.parent}`), then `rft resume {target.parent.parent}`: earlier checkpoints are whole",
+    )
+
+
+def _sync_tree(folder: Path) -> None:
+    for item in sorted(folder.rglob("*")):
+        if item.is_file():
+            handle = os.open(item, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _sync_directory(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def prune(run: RunDir, keep: int) -> None:
+    """Keep the newest `keep` committed checkpoints (0: all). COMMITTED goes first, so a removal cut short leaves nothing half."""
+    if keep <= 0:
+        return
+    for old in run.committed_checkpoints()[:-keep]:
+        (old / COMMITTED).unlink()
+        shutil.rmtree(old)
+
+
+def restore(folder: Path, *, learner: Learner, registry: Mapping[str, Stateful]) -> int:
+    """Load everything that remembers; returns the step. Collective. Raises ResumeError when the folder is not a whole checkpoint of this plan."""
+    progress = read_progress(folder)
+    states: dict[str, Any] = progress["state"]
+    if set(states) != set(registry):
+        raise ResumeError(
+            f"{folder} remembers {sorted(states)}, this version {sorted(registry)}", hint="resume with the version that wrote the checkpoint"
+        )
+    learner.load(folder / "trainer")
+    for name, item in registry.items():
+        item.load_state_dict(states[name])
+    return int(progress["step"])
+
+
+def read_progress(folder: Path) -> dict[str, Any]:
+    if not (folder / COMMITTED).is_file():
+        raise ResumeError(f"{folder} is not a whole checkpoint (no {COMMITTED})")
+    try:
+        return dict(json.loads((folder / "progress.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ResumeError(f"{folder}/progress.json cannot be read: {error}") from error

@@ -1,0 +1,38 @@
+"""Where the seconds of a step went. Every second since the last step line is accounted for; what no stage claims is `other`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+STAGES = ("rollout", "score", "credit", "learn", "sync", "eval", "checkpoint")
+
+
+class Stopwatch:
+    """`clock` is passed in by tests."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self._spent = dict.fromkeys(STAGES, 0.0)
+        self._since = clock()
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.add(stage, self.clock() - start)
+
+    def add(self, stage: str, seconds: float) -> None:
+        self._spent[stage] += seconds
+
+    def lap(self) -> dict[str, float]:
+        """Seconds of every stage since the last lap, `other` and `total`; starts the next lap."""
+        now = self.clock()
+        total = now - self._since
+        spent = dict(self._spent)
+        self._since = now
+        self._spent = dict.fromkeys(STAGES, 0.0)
+        return {**spent, "other": max(0.0, total - sum(spent.values())), "total": total}

@@ -1,0 +1,44 @@
+"""`rft eval` on the ranks: a policy from a checkpoint or from the recipe, the plan's evaluation sets, and nothing of training."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from rftcli.data.prompts import PromptBuilder
+from rftcli.events import EvalDone, RunEnded, RunStarted
+from rftcli.models.load import eos_ids, load_tokenizer, num_parameters
+from rftcli.plan.plan import Plan
+from rftcli.protocols import World
+from rftcli.runtime.build import device_of, load_model, make_eval_sets, make_sampler, make_scorers, search_paths
+from rftcli.runtime.emit import Emitter
+from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
+from rftcli.runtime.tell import merge_parts
+from rftcli.stages.evaluate import evaluate
+
+
+def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, emit: Emitter, *, checkpoint: str | None) -> None:
+    """`checkpoint`: a checkpoint folder; None evaluates the model that the plan would train. Collective."""
+    folder = None if checkpoint is None else Path(checkpoint)
+    path = plan.policy.path if folder is None else str(folder / "policy")
+    device = device_of(plan, int(os.environ.get("LOCAL_RANK", "0")))
+    paths = search_paths(plan, folder)
+    tokenizer = load_tokenizer(path, trust_remote_code=plan.policy.trust_remote_code)
+    builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
+    sets = make_eval_sets(plan, builder, paths)
+    _, scorer, _ = make_scorers(plan, paths)
+    model = load_model(plan.policy, device, path).eval()
+    sampler = make_sampler(plan, model, tokenizer, eos_ids(model, tokenizer), tokenizer.pad_token_id, device, owns_weights=False)
+    info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": path, "parameters": num_parameters(model)}
+    emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))
+    start = time.perf_counter()
+    result = evaluate(sets, sampler, scorer, plan, world, step=emit.step, tick=emit.progress)
+    seconds = time.perf_counter() - start
+    merge_parts(world, run.evals / f"{step_name(emit.step)}.samples.jsonl", result.lines)
+    scorer.close()
+    if world.rank == 0:
+        write_json(run.evals / f"{step_name(emit.step)}.json", {"step": emit.step, "model": path, "sets": result.sets})
+    emit.emit(EvalDone(time=time.time(), attempt=attempt.number, step=emit.step, sets=result.sets, seconds=seconds))
+    emit.state("done", step=emit.step)
+    emit.emit(RunEnded(time=time.time(), attempt=attempt.number, step=emit.step, status="done"))

@@ -1,0 +1,170 @@
+"""A trained role under DeepSpeed: the same code for every ZeRO stage, on gloo and on nccl.
+
+DeepSpeed averages gradients over ranks; the loss that comes in is already this micro-batch's share of the global one. So the loss is multiplied
+by the number of ranks, here and nowhere else, and what is reduced is the sum. Leaves out what the loss is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed import zero
+
+from rftcli.algo.schedules import learning_rate
+from rftcli.errors import RftError
+from rftcli.plan.plan import LearnerPlan
+from rftcli.protocols import LossFunction, StepOutcome, World
+from rftcli.types import Batch
+
+TAG = "state"
+"""The one tag of a DeepSpeed checkpoint inside our checkpoint's trainer/ folder."""
+
+
+class GuardedAdamW(torch.optim.AdamW):
+    """AdamW that leaves weights and moments alone while `skip` is set: the one way to drop an update that every ZeRO stage honours."""
+
+    skip = False
+
+    def step(self, closure: Any = None) -> Any:
+        return None if self.skip else super().step(closure)
+
+
+class DeepSpeedLearner:
+    """Learner and Policy at once around one module whose forward gives (log-probs, entropy).
+
+    `temperature`: the sampling temperature; log-probs in training are those of the distribution that was sampled from.
+    """
+
+    def __init__(self, module: torch.nn.Module, plan: LearnerPlan, world: World, device: torch.device, *, temperature: float) -> None:
+        self.plan = plan
+        self.temperature = temperature
+        self.version = 0
+        self._world = world
+        self._skipped_in_a_row = 0
+        self._finite = True
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._optimizer = GuardedAdamW(
+            trained, lr=plan.lr, betas=plan.betas, eps=plan.eps, weight_decay=plan.weight_decay, fused=True
+        )
+        self.engine, *_ = deepspeed.initialize(
+            model=module.to(device), optimizer=self._optimizer, config=dict(plan.deepspeed), dist_init_required=False
+        )
+        self.module = module
+
+    @property
+    def lr(self) -> float:
+        plan = self.plan
+        return learning_rate(
+            self.version, kind=plan.schedule, peak=plan.lr, minimum=plan.min_lr, warmup=plan.warmup_updates, horizon=plan.schedule_updates
+        )
+
+    # Policy
+
+    def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        self.engine.train(torch.is_grad_enabled())
+        return self.engine(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            attention_mask=batch.attention_mask,
+            select=batch.select,
+            target_ids=batch.target_ids,
+            temperature=temperature,
+        )
+
+    # Learner
+
+    def backward(self, batch: Batch, loss: LossFunction, last: bool) -> Mapping[str, torch.Tensor]:
+        self.engine.set_gradient_accumulation_boundary(last)
+        new, entropy = self.logprobs(batch, self.temperature)
+        value, measured = loss(new, entropy, batch)
+        # A filler's output must reach every parameter, or ranks would wait for each other's reductions: weight it with 0, do not drop it.
+        scaled = value * (self._world.size * batch.weight) + 0.0 * new.sum()
+        self._finite = self._finite and bool(torch.isfinite(scaled))
+        self.engine.backward(scaled)
+        return measured
+
+    def step(self) -> StepOutcome:
+        lr = self.lr
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        norm = self._clip_unsharded() if self.plan.zero_stage == 0 else None
+        broken = not self._finite or (norm is not None and not math.isfinite(norm))
+        self._optimizer.skip = bool(self._world.max([broken])[0])
+        self.engine.step()
+        overflow = bool(getattr(self.engine.optimizer, "overflow", False))
+        if norm is None:
+            norm = float(self.engine.get_global_grad_norm() or 0.0)
+        applied = not (self._optimizer.skip or overflow) and math.isfinite(norm) and norm >= 0.0
+        self._finite = True
+        self._optimizer.skip = False
+        self._count(applied)
+        return StepOutcome(applied=applied, grad_norm=norm if applied else None, lr=lr)
+
+    def _clip_unsharded(self) -> float:
+        """Norm over the already reduced gradients, which every rank holds whole; clips in place. ZeRO does both itself on its shards."""
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        total = torch.nn.utils.get_total_norm(gradients)
+        if self.plan.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), self.plan.max_grad_norm, total)
+        return float(total)
+
+    def _count(self, applied: bool) -> None:
+        if applied:
+            self.version += 1
+            self._skipped_in_a_row = 0
+            return
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row > self.plan.skip_at_most:
+            raise RftError(
+                f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite (train.nonfinite.skip_at_most is "
+                f"{self.plan.skip_at_most})",
+                hint="lower train.optimizer.lr, or look at the last samples for what the rewards did; weights are as before these updates",
+            )
+
+    def weights(self, of: str = "live") -> Iterator[tuple[str, torch.Tensor]]:
+        """(name in the Hugging Face model, full tensor). Under ZeRO-3 every rank must go through to the end."""
+        assert of == "live", of
+        for name, parameter in self.module.model.named_parameters():
+            if self.plan.zero_stage == 3:
+                with zero.GatheredParameters([parameter]):
+                    yield name, parameter.data.detach()
+            else:
+                yield name, parameter.data.detach()
+
+    def save(self, directory: Path) -> None:
+        self.engine.save_checkpoint(str(directory), tag=TAG, save_latest=False)
+
+    def load(self, directory: Path) -> None:
+        path, _ = self.engine.load_checkpoint(str(directory), tag=TAG)
+        if path is None:
+            raise RftError(f"DeepSpeed could not read {directory / TAG}")
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"version": self.version, "skipped_in_a_row": self._skipped_in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.version = int(state["version"])
+        self._skipped_in_a_row = int(state["skipped_in_a_row"])
+
+
+class FrozenPolicy:
+    """A Policy that is never trained: the reference."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module.eval().requires_grad_(False)
+
+    def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            return self._module(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                attention_mask=batch.attention_mask,
+                select=batch.select,
+                target_ids=batch.target_ids,
+                temperature=temperature,
+            )

@@ -1,0 +1,91 @@
+"""The loop. Everything it calls is built by `build.py`; what it leaves out is in the stages: no branch on algorithm, modality, engine or tracker.
+
+A step is: collect scored groups, give credit, learn, hand the new weights to the engine, tell. Stopping is agreed at the end of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rftcli.events import CheckpointSaved, EvalDone, RunStarted, StepDone
+from rftcli.runtime import checkpoint
+from rftcli.runtime.build import Job, reward_sources
+from rftcli.runtime.tell import step_metrics, write_eval, write_samples
+from rftcli.stages.collect import Collected, collect
+from rftcli.stages.credit import Credited, credit
+from rftcli.stages.evaluate import evaluate
+from rftcli.stages.learn import learn
+from rftcli.types import Update
+
+
+def run(job: Job) -> str | None:
+    """From `job.first_step` to the plan's last; None when it got there, else the reason it was asked to stop (a checkpoint is committed)."""
+    plan, world, emit, watch = job.plan, job.world, job.emit, job.watch
+    policy, sampler = job.roles.policy, job.sampler
+    emit.emit(RunStarted(time=time.time(), attempt=emit.attempt, step=job.first_step - 1, info=job.info))
+    sampler.load(policy.weights(), policy.version)
+    if job.first_step == 1 and plan.eval.before_training and plan.data.eval:
+        held_out(job, 0)
+
+    for step in range(job.first_step, plan.steps + 1):
+        emit.at(step)
+        collected = collect(job.source, sampler, job.scorer, plan, world, step=step, clock=watch.clock, tick=emit.progress)
+        watch.add("rollout", collected.rollout_seconds)
+        watch.add("score", collected.score_seconds)
+        with watch.time("credit"):
+            credited = credit(collected, job.roles, plan, world, pad_id=job.pad_id, device=job.device)
+        with watch.time("learn"):
+            updates = learn(credited.mini_batches, policy, plan, world, pad_id=job.pad_id, device=job.device, tick=emit.progress)
+        with watch.time("sync"):
+            sampler.load(policy.weights(), policy.version)
+        step_done(job, step, collected, credited, updates)
+
+        if plan.evaluates(step):
+            held_out(job, step)
+        stop = job.stop_reason()
+        if plan.saves(step) or stop is not None:
+            save(job, step)
+        if stop is not None and step < plan.steps:
+            return stop
+    job.export(job.run.final)
+    return None
+
+
+def step_done(job: Job, step: int, collected: Collected, credited: Credited, updates: Sequence[Update]) -> None:
+    """Samples first, then the line that says the step is done."""
+    write_samples(job, step, collected, credited)
+    metrics = step_metrics(job, step, collected, credited, updates)
+    job.emit.emit(StepDone(time=time.time(), attempt=job.emit.attempt, step=step, metrics=metrics))
+    job.emit.state("running", step=step)
+    for code, text in job.news(metrics):
+        job.emit.warn(code, text)
+
+
+def held_out(job: Job, step: int) -> Mapping[str, Any]:
+    """Evaluate every set; write evals/step_N.json and its samples, then the event."""
+    start = job.watch.clock()
+    with job.watch.time("eval"):
+        result = evaluate(job.eval_sets, job.sampler, job.eval_scorer, job.plan, job.world, step=step, tick=job.emit.progress)
+        write_eval(job, step, result)
+    seconds = job.watch.clock() - start
+    job.emit.emit(EvalDone(time=time.time(), attempt=job.emit.attempt, step=step, sets=result.sets, seconds=seconds))
+    return result.sets
+
+
+def save(job: Job, step: int) -> None:
+    start = job.watch.clock()
+    with job.watch.time("checkpoint"):
+        path = checkpoint.save(
+            job.run,
+            step,
+            plan=job.plan,
+            learner=job.roles.policy,
+            registry=job.registry,
+            export=job.export,
+            reward_sources=reward_sources(job.plan),
+            world=job.world,
+        )
+    seconds = job.watch.clock() - start
+    job.emit.emit(CheckpointSaved(time=time.time(), attempt=job.emit.attempt, step=step, path=str(path), seconds=seconds))

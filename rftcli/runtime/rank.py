@@ -1,0 +1,123 @@
+"""A rank from its first line to its last: `python -m rftcli.runtime.rank RUN_DIR ATTEMPT`, started by the launcher.
+
+Joins the others, builds the plan, runs the loop, and writes down how it ended. Leaves out everything about the job itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rftcli.runtime.rundir import AttemptDir, RunDir
+from rftcli.runtime.verdict import process_start, record_failure
+
+PARENT_CHECK_SECONDS = 1.0
+
+
+def main() -> int:
+    run = RunDir(sys.argv[1])
+    attempt = run.attempt(int(sys.argv[2]))
+    rank = int(os.environ["RANK"])
+    _log_to(attempt.log(rank))
+    _leave_with_parent()
+    record = {"pid": os.getpid(), "started": process_start(os.getpid()), "time": time.time()}
+    _write(attempt.ranks / f"rank_{rank}.json", json.dumps(record))
+    try:
+        _work(run, attempt, rank)
+    except BaseException as error:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)
+        if not isinstance(error, SystemExit):
+            record_failure(attempt, rank, error, text)
+        return 1
+    _write(attempt.ranks / f"rank_{rank}.done", "")
+    return 0
+
+
+def _work(run: RunDir, attempt: AttemptDir, rank: int) -> None:
+    import torch
+
+    from rftcli.plan.plan import plan_from_json
+    from rftcli.runtime import world as worlds
+    from rftcli.runtime.emit import Emitter
+
+    plan = plan_from_json(attempt.plan.read_text(encoding="utf-8"))
+    job: dict[str, Any] = json.loads(attempt.launch.read_text(encoding="utf-8"))["job"]
+    torch.set_num_threads(plan.world.threads_per_rank)
+    world = worlds.join(plan.world.backend, attempt.rendezvous)
+    emit = Emitter(run, attempt.number, writes=rank == 0, step=int(job.get("step", 0)))
+    try:
+        if job["mode"] == "eval":
+            from rftcli.runtime.evaluation import evaluate_only
+
+            evaluate_only(plan, run, attempt, world, emit, checkpoint=job["checkpoint"])
+        else:
+            _train(plan, run, attempt, world, emit, job)
+    finally:
+        emit.close()
+    world.barrier("end")
+    worlds.leave()
+
+
+def _train(plan: Any, run: RunDir, attempt: AttemptDir, world: Any, emit: Any, job: dict[str, Any]) -> None:
+    from rftcli.events import RunEnded
+    from rftcli.runtime import checkpoint, loop
+    from rftcli.runtime.build import build, device_of
+
+    step = int(job.get("step", 0))
+    emit.state("running", step=step)
+    built = build(plan, run, attempt, world, device_of(plan, int(os.environ.get("LOCAL_RANK", "0"))), emit, first_step=step + 1)
+    if job.get("checkpoint"):
+        restored = checkpoint.restore(Path(job["checkpoint"]), learner=built.roles.policy, registry=built.registry)
+        assert restored == step, (restored, step)
+    try:
+        stopped = loop.run(built)
+    finally:
+        built.close()
+    last = emit.step
+    status, cause = ("done", None) if stopped is None else ("stopped", f"asked to stop ({stopped}); checkpoint committed")
+    emit.state(status, step=last, cause=cause)
+    emit.emit(RunEnded(time=time.time(), attempt=attempt.number, step=last, status=status, cause=cause))
+    if built.trackers is not None:
+        built.trackers.close()
+
+
+def _log_to(path: Path) -> None:
+    """Everything this process and its libraries print goes to the rank's log."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+
+
+def _leave_with_parent() -> None:
+    """End when the launcher is gone, whatever this rank waits for: no orphan holds a device."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _write(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
+if __name__ == "__main__":
+    # os._exit: a library's stuck thread or atexit hook must not keep a finished rank, and the GPU it holds, alive.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

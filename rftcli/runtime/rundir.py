@@ -1,0 +1,152 @@
+"""The run directory: where everything of a run lies, and the small files that say how it stands. Paths and atomic writes only.
+
+    recipe.yaml  recipe.resolved.yaml  plan.json  manifest.json  state.json  events.jsonl
+    samples/step_000010.jsonl   evals/step_000050.json + .samples.jsonl   checkpoints/step_000050/   final/
+    attempts/1/{plan.json, launch.json, logs/rank_0.log, ranks/, failures/, stop.json}   logs/latest -> the last attempt's logs
+
+No torch: the command line reads and writes here too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftcli.codec import from_data, to_data
+from rftcli.errors import UsageError
+
+HEARTBEAT_SECONDS = 5.0
+DEAD_AFTER_SECONDS = 60.0
+"""A run that says `running` and has not beaten for this long is dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """state.json: the outcome of a run, and the only one that counts."""
+
+    status: str
+    """running, done, failed or stopped"""
+    step: int
+    attempt: int
+    cause: str | None = None
+    heartbeat: float = 0.0
+    """Seconds since the epoch."""
+
+    @property
+    def looks_dead(self) -> bool:
+        return self.status == "running" and time.time() - self.heartbeat > DEAD_AFTER_SECONDS
+
+
+class RunDir:
+    """Names inside one run directory."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+        self.recipe = self.path / "recipe.yaml"
+        self.resolved = self.path / "recipe.resolved.yaml"
+        self.plan = self.path / "plan.json"
+        self.manifest = self.path / "manifest.json"
+        self.state_file = self.path / "state.json"
+        self.events = self.path / "events.jsonl"
+        self.samples = self.path / "samples"
+        self.evals = self.path / "evals"
+        self.checkpoints = self.path / "checkpoints"
+        self.final = self.path / "final"
+
+    def create(self) -> None:
+        """Make the directory. Raises UsageError with the ways out when something is there already."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UsageError(
+                f"{self.path} is in use and is never overwritten",
+                hint=f"`rft resume {self.path}` goes on with it; another --run-dir starts anew; or delete it yourself",
+            )
+        for folder in (self.path, self.samples, self.evals, self.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self, number)
+
+    def last_attempt(self) -> int:
+        """0 when there is none."""
+        folder = self.path / "attempts"
+        numbers = [int(item.name) for item in folder.iterdir() if item.name.isdigit()] if folder.is_dir() else []
+        return max(numbers, default=0)
+
+    def read_state(self) -> State | None:
+        """None when the file is not there. Raises UsageError when it is not a state file."""
+        try:
+            return from_data(State, json.loads(self.state_file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise UsageError(f"{self.state_file} is not a run's state file: {error}") from error
+
+    def write_state(self, state: State) -> None:
+        write_json(self.state_file, to_data(state))
+
+    def committed_checkpoints(self) -> list[Path]:
+        """Whole checkpoints, oldest step first. One without COMMITTED does not exist."""
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted(item for item in self.checkpoints.iterdir() if item.name.startswith("step_") and (item / "COMMITTED").is_file())
+
+
+class AttemptDir:
+    """Names inside one attempt: what the launcher and the ranks of one start tell each other."""
+
+    def __init__(self, run: RunDir, number: int) -> None:
+        self.run = run
+        self.number = number
+        self.path = run.path / "attempts" / str(number)
+        self.plan = self.path / "plan.json"
+        self.launch = self.path / "launch.json"
+        self.logs = self.path / "logs"
+        self.ranks = self.path / "ranks"
+        self.failures = self.path / "failures"
+        self.stop_file = self.path / "stop.json"
+        self.rendezvous = self.path / "rendezvous"
+        self.tracker_status = self.path / "trackers_status.json"
+
+    def create(self) -> None:
+        for folder in (self.path, self.logs, self.ranks, self.failures):
+            folder.mkdir(parents=True, exist_ok=True)
+        link = self.run.path / "logs" / "latest"
+        link.parent.mkdir(exist_ok=True)
+        fresh = link.with_name(f".latest-{self.number}")
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(os.path.relpath(self.logs, link.parent))
+        fresh.replace(link)
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank_{rank}.log"
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the ranks to stop at the next step boundary. `reason`: interrupt or terminate."""
+        write_json(self.stop_file, {"reason": reason, "time": time.time()})
+
+    def stop_reason(self) -> str | None:
+        if not self.stop_file.is_file():
+            return None
+        return str(json.loads(self.stop_file.read_text(encoding="utf-8"))["reason"])
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Whole or not at all: written beside, flushed to disk, renamed."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def step_name(step: int) -> str:
+    return f"step_{step:06d}"

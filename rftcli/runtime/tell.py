@@ -1,0 +1,105 @@
+"""What a step leaves behind for people: samples, the step line, evaluation files. Collective where it says so; rank 0 writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rftcli.algo.stats import Moments
+from rftcli.protocols import World
+from rftcli.runtime.rundir import step_name, write_json
+from rftcli.stages.collect import Collected
+from rftcli.stages.credit import Credited
+from rftcli.stages.evaluate import Evaluation
+from rftcli.stages.records import length_metrics, records_of, reward_metrics, sample_line
+from rftcli.types import Update
+
+if TYPE_CHECKING:
+    from rftcli.runtime.build import Job
+
+WEIGHTED = ("loss", "policy_loss", "entropy", "kl", "kl_update", "ratio_mean", "ratio_std", "clip_low_fraction", "clip_high_fraction")
+"""Metrics of several updates of a step, averaged with their trained tokens as weights."""
+
+
+def step_metrics(job: Job, step: int, collected: Collected, credited: Credited, updates: Sequence[Update]) -> dict[str, Any]:
+    """The step event. Collective: statistics are taken over the completions of all ranks together."""
+    records = [item for part in job.world.gather(records_of(collected.groups)) for item in part]
+    metrics = {**reward_metrics(records), **length_metrics(records)}
+    if credited.advantages:
+        moments = Moments.of(credited.advantages.values())
+        metrics["advantage_mean"], metrics["advantage_std"] = moments.mean, moments.sample_std
+    metrics.update(update_metrics(updates))
+    job.totals.tokens += metrics["tokens"]
+    metrics["tokens_total"] = job.totals.tokens
+    metrics["policy_version"] = job.roles.policy.version
+    metrics["data_passes"] = job.source.passes(job.source.next_draw)
+    if job.plan.loss.kl_coefficient:
+        metrics["kl_coefficient"] = job.plan.loss.kl_coefficient
+    seconds = job.watch.lap()
+    metrics["seconds"] = dict(zip(seconds, job.world.max(list(seconds.values())), strict=True))
+    if job.device.type == "cuda":
+        (peak,) = job.world.max([torch.cuda.max_memory_allocated(job.device) / 1024**3])
+        metrics["memory_gib"] = {"step": peak}
+        torch.cuda.reset_peak_memory_stats(job.device)
+    return metrics
+
+
+def update_metrics(updates: Sequence[Update]) -> dict[str, Any]:
+    """Of all updates of a step: token-weighted means, maxima, the last learning rate, the largest gradient norm."""
+    applied = [update for update in updates if update.applied]
+    metrics: dict[str, Any] = {"updates_skipped": len(updates) - len(applied)}
+    measured = [update for update in updates if update.tokens]
+    for name in (*WEIGHTED, "sampler_gap_mean"):
+        values = [(update.metrics[name], update.tokens) for update in measured if name in update.metrics]
+        if values:
+            metrics[name] = sum(value * tokens for value, tokens in values) / sum(tokens for _, tokens in values)
+    for name in ("ratio_max", "sampler_gap_max"):
+        peaks = [update.metrics[name] for update in measured if name in update.metrics]
+        if peaks:
+            metrics[name] = max(peaks)
+    if "sampler_gap_mean" in metrics:
+        metrics["sampler_logprob_gap"] = {"mean": metrics.pop("sampler_gap_mean"), "max": metrics.pop("sampler_gap_max")}
+    norms = [update.grad_norm for update in applied if update.grad_norm is not None]
+    if norms:
+        metrics["grad_norm"] = max(norms)
+    if updates:
+        metrics["lr"] = updates[-1].lr
+    return metrics
+
+
+def write_samples(job: Job, step: int, collected: Collected, credited: Credited) -> None:
+    """samples/step_N.jsonl from every rank's part, ordered by draw and sample. Collective."""
+    lines = [
+        sample_line(sample, step=step, advantage=credited.advantages.get((group.prompt.draw, sample.completion.sample)))
+        for group in collected.groups
+        for sample in group.samples
+    ]
+    merge_parts(job.world, job.run.samples / f"{step_name(step)}.jsonl", lines)
+
+
+def write_eval(job: Job, step: int, result: Evaluation) -> None:
+    """evals/step_N.json and evals/step_N.samples.jsonl. Collective."""
+    merge_parts(job.world, job.run.evals / f"{step_name(step)}.samples.jsonl", result.lines)
+    if job.world.rank == 0:
+        write_json(job.run.evals / f"{step_name(step)}.json", {"step": step, "sets": result.sets})
+
+
+def merge_parts(world: World, target: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Each rank writes its part beside `target`; rank 0 merges, orders and renames. The parts go away."""
+    part = target.with_name(f".{target.name}.{world.rank}")
+    part.write_text("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines), encoding="utf-8")
+    world.barrier(f"parts of {target.name}")
+    if world.rank != 0:
+        return
+    parts = [target.with_name(f".{target.name}.{rank}") for rank in range(world.size)]
+    merged = [json.loads(line) for path in parts for line in path.read_text(encoding="utf-8").split("\n") if line]
+    merged.sort(key=lambda line: (line.get("set", ""), line["draw"], line["sample"]))
+    fresh = target.with_name(f".{target.name}.merged")
+    fresh.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in merged), encoding="utf-8")
+    fresh.replace(target)
+    for path in parts:
+        path.unlink()

@@ -1,0 +1,135 @@
+"""Which rank failed first, and why. Ranks write down their end; one that is killed cannot, so its process is watched.
+
+An error that only says "a peer is gone" is secondary: it names the rank that noticed, not the one that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rftcli.runtime.rundir import AttemptDir
+
+SECONDARY = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "ProcessGroup", "Socket Timeout", "unhandled system error")
+"""Texts of collective errors that another rank's end brings about."""
+LAST_LOG_LINES = 15
+
+
+@dataclass(slots=True)
+class RankWatch:
+    """Notices rank processes that vanish without having said that they are done. Called often; reads one small file a rank once."""
+
+    attempt: AttemptDir
+    ranks: int
+    vanished: list[int] = field(default_factory=list)
+    """In the order in which they were found to be gone."""
+    _pids: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    def look(self) -> None:
+        for rank in range(self.ranks):
+            if rank in self.vanished:
+                continue
+            if rank not in self._pids:
+                record = _read(self.attempt.ranks / f"rank_{rank}.json")
+                if record is None:
+                    continue
+                self._pids[rank] = (int(record["pid"]), str(record["started"]))
+            if not _lives(*self._pids[rank]) and not (self.attempt.ranks / f"rank_{rank}.done").exists():
+                self.vanished.append(rank)
+
+    def living(self) -> list[int]:
+        """Pids of ranks that are still there."""
+        return [pid for pid, started in self._pids.values() if _lives(pid, started)]
+
+    def pid(self, rank: int) -> int:
+        return self._pids[rank][0]
+
+
+def process_start(pid: int) -> str:
+    """The kernel's start time of a process: with the pid, the identity of the process. Empty when it is gone or only waits to be reaped."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    fields = text.rsplit(")", 1)[1].split()
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _lives(pid: int, started: str) -> bool:
+    return process_start(pid) == started
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def is_secondary(kind: str, text: str) -> bool:
+    return kind in ("DistBackendError", "DistNetworkError", "RuntimeError") and any(mark in text for mark in SECONDARY)
+
+
+def record_failure(attempt: AttemptDir, rank: int, error: BaseException, traceback: str) -> None:
+    """A rank's last words. Written whole: the launcher may kill the rank at any moment."""
+    kind = type(error).__name__
+    text = str(error)
+    data = {
+        "rank": rank,
+        "time": time.time(),
+        "type": kind,
+        "message": text,
+        "hint": getattr(error, "hint", None),
+        "expected": getattr(error, "exit_code", None) is not None,
+        "traceback": traceback,
+        "secondary": is_secondary(kind, text),
+    }
+    fresh = attempt.failures / f".rank_{rank}"
+    fresh.write_text(json.dumps(data, indent=2), encoding="utf-8")
+    fresh.replace(attempt.failures / f"rank_{rank}.json")
+
+
+def first_cause(attempt: AttemptDir, watch: RankWatch) -> str:
+    """The first failing rank and its cause, for a person."""
+    records = [record for path in attempt.failures.glob("rank_*.json") if (record := _read(path)) is not None]
+    primary = sorted((r for r in records if not r["secondary"]), key=lambda r: r["time"])
+    if primary:
+        first = primary[0]
+        hint = f"\nhint: {first['hint']}" if first["hint"] else ""
+        message = first["message"].split("\nhint: ")[0]
+        kind = "" if first["expected"] else f"{first['type']}: "
+        where = "" if first["expected"] else f" (traceback in {attempt.log(first['rank'])})"
+        return f"rank {first['rank']}: {kind}{message}{where}{hint}"
+    spoken = {record["rank"] for record in records}
+    silent = [rank for rank in watch.vanished if rank not in spoken]
+    if silent:
+        rank = silent[0]
+        how = _exit_code(attempt)
+        return f"rank {rank} (pid {watch.pid(rank)}) died without a word{how}; last lines of {attempt.log(rank)}:\n{_tail(attempt.log(rank))}"
+    if records:
+        first = min(records, key=lambda r: r["time"])
+        return f"rank {first['rank']}: {first['type']}: {first['message']} (log in {attempt.log(first['rank'])})"
+    log = attempt.logs / "launcher.log"
+    return f"the launcher ended before the ranks had started; last lines of {log}:\n{_tail(log)}"
+
+
+def _exit_code(attempt: AttemptDir) -> str:
+    log = attempt.logs / "launcher.log"
+    found = re.findall(r"exits with return code = (-?\d+)", log.read_text(errors="replace")) if log.is_file() else []
+    if not found:
+        return ""
+    code = int(found[-1])
+    if code == -9:
+        return ", killed by SIGKILL (the kernel does that when memory runs out: see `dmesg`)"
+    return f", killed by signal {-code}" if code < 0 else f", exit code {code}"
+
+
+def _tail(path: Path) -> str:
+    if not path.is_file():
+        return "  (no log)"
+    lines = path.read_text(errors="replace").splitlines()[-LAST_LOG_LINES:]
+    return "\n".join(f"  {line}" for line in lines) or "  (empty)"

@@ -1,0 +1,63 @@
+"""Experiences to micro-batches: index arithmetic of `algo.align`, filled with what the losses read. No model, no loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rftcli.algo import align, batchmath
+from rftcli.algo.reduce import count_trained
+from rftcli.plan.plan import BatchPlan
+from rftcli.types import Batch, Denominators, Experience
+
+NO_DENOMINATORS = Denominators(tokens=1, sequences=1)
+"""For passes without a loss."""
+
+
+def count(experiences: Sequence[Experience]) -> Denominators:
+    """Trained tokens and sequences with at least one of them, of this rank."""
+    tokens, sequences = count_trained([experience.mask for experience in experiences])
+    return Denominators(tokens=tokens, sequences=sequences)
+
+
+def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators: Denominators, *, pad_id: int, device: torch.device) -> Batch:
+    """One micro-batch in the plan's layout, on `device`."""
+    masks = [experience.mask for experience in experiences]
+    rows = [align.Row(experience.token_ids, experience.prompt_tokens, experience.mask) for experience in experiences]
+    inputs = align.packed(rows) if plan.layout == "packed" else align.padded(rows, pad_id)
+
+    def flat(name: str) -> torch.Tensor | None:
+        vectors = [getattr(experience, name) for experience in experiences]
+        if any(vector is None for vector in vectors):
+            return None
+        return align.flatten(vectors, masks).to(device)
+
+    advantages = flat("advantages")
+    assert advantages is not None
+    return Batch(
+        input_ids=inputs.input_ids.to(device),
+        position_ids=inputs.position_ids.to(device),
+        attention_mask=None if inputs.attention_mask is None else inputs.attention_mask.to(device),
+        select=inputs.select.to(device),
+        target_ids=inputs.target_ids.to(device),
+        sequence=inputs.sequence.to(device),
+        num_sequences=inputs.num_sequences,
+        advantages=advantages,
+        old_logprobs=flat("old_logprobs"),
+        reference_logprobs=flat("reference_logprobs"),
+        sampler_logprobs=flat("sampler_logprobs"),
+        values=flat("values"),
+        returns=flat("returns"),
+        denominators=denominators,
+    )
+
+
+def micro_batches(
+    experiences: Sequence[Experience], plan: BatchPlan, denominators: Denominators, *, pad_id: int, device: torch.device
+) -> list[Batch]:
+    """This rank's share of one update, cut by rows."""
+    return [
+        make_batch([experiences[row] for row in rows], plan, denominators, pad_id=pad_id, device=device)
+        for rows in batchmath.micro_batches(len(experiences), plan.micro_batch_size)
+    ]

@@ -1,0 +1,133 @@
+"""Experiences to optimizer updates: the loss as a sum of named terms, micro-batches with global denominators, metrics reduced once.
+
+Leaves out how gradients are reduced and applied (the learner's) and what an advantage is (credit's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rftcli.algo.kl import KLS
+from rftcli.algo.losses import LOSSES
+from rftcli.algo.reduce import token_weights
+from rftcli.plan.plan import LossPlan, Plan
+from rftcli.protocols import Learner, LossFunction, World
+from rftcli.stages import batches
+from rftcli.stages.collect import Tick
+from rftcli.types import Batch, Denominators, Experience, Update
+
+SUMS = ("loss", "policy_loss", "entropy", "kl", "kl_update", "ratio", "ratio_squared", "clipped_low", "clipped_high", "sampler_gap")
+"""Summed over micro-batches and ranks, in this order. `loss` and `policy_loss` are shares already; the others are sums over trained tokens."""
+MAXIMA = ("ratio_max", "sampler_gap_max")
+
+
+def policy_loss(plan: LossPlan, max_new_tokens: int) -> LossFunction:
+    """The policy term plus the KL term, each aggregated with the update's global denominators."""
+    term = LOSSES[plan.kind].function
+    kl_value = KLS[plan.kl_estimator].function if plan.kl_coefficient else None
+
+    def loss(new: torch.Tensor, entropy: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        old = new.detach() if batch.old_logprobs is None else batch.old_logprobs
+        terms = term(new, old, batch.advantages, **plan.options)
+        weights = token_weights(
+            plan.aggregate,
+            batch.sequence,
+            batch.num_sequences,
+            tokens=batch.denominators.tokens,
+            sequences=batch.denominators.sequences,
+            max_new_tokens=max_new_tokens,
+        )
+        policy = (weights * terms.loss).sum()
+        total = policy
+        difference = new.detach() - old
+        sums = {
+            "policy_loss": policy.detach(),
+            "entropy": entropy.sum(),
+            "kl_update": (torch.expm1(difference) - difference).sum(),  # KL(rollout policy || new): k3 with samples of the former, never below 0
+            "ratio": terms.ratio.sum(),
+            "ratio_squared": terms.ratio.square().sum(),
+            "ratio_max": terms.ratio.max() if terms.ratio.numel() else new.new_zeros(()),
+            "clipped_low": terms.clipped_low.sum(),
+            "clipped_high": terms.clipped_high.sum(),
+        }
+        if kl_value is not None:
+            assert batch.reference_logprobs is not None
+            total = total + plan.kl_coefficient * (weights * kl_value(new, batch.reference_logprobs)).sum()
+            sums["kl"] = kl_value(old, batch.reference_logprobs).sum()
+        if batch.sampler_logprobs is not None:
+            gap = (old - batch.sampler_logprobs).abs()
+            sums["sampler_gap"] = gap.sum()
+            sums["sampler_gap_max"] = gap.max() if gap.numel() else new.new_zeros(())
+        sums["loss"] = total.detach()
+        return total, sums
+
+    return loss
+
+
+def learn(
+    mini_batches: Sequence[Sequence[Experience]], learner: Learner, plan: Plan, world: World, *, pad_id: int, device: torch.device, tick: Tick
+) -> list[Update]:
+    """Every update of one step, in order."""
+    loss = policy_loss(plan.loss, plan.rollout.max_new_tokens)
+    updates = []
+    total = plan.batch.optimizer_updates_per_step
+    for _ in range(plan.batch.epochs):
+        for experiences in mini_batches:
+            updates.append(one_update(experiences, learner, loss, plan, world, pad_id=pad_id, device=device))
+            tick("learn", len(updates), total)
+    return updates
+
+
+def one_update(
+    experiences: Sequence[Experience], learner: Learner, loss: LossFunction, plan: Plan, world: World, *, pad_id: int, device: torch.device
+) -> Update:
+    """One optimizer update from this rank's share of a mini-batch. Every rank makes the same number of micro-steps."""
+    local = batches.count(experiences)
+    tokens, sequences = (int(value) for value in world.sum([local.tokens, local.sequences]))
+    if tokens == 0:
+        return Update(applied=False, policy_version=learner.version, lr=learner.lr, grad_norm=None, metrics={}, tokens=0)
+    denominators = Denominators(tokens=tokens, sequences=sequences)
+    parts = batches.micro_batches(experiences, plan.batch, denominators, pad_id=pad_id, device=device)
+    (steps,) = (int(value) for value in world.max([len(parts)]))
+    for _ in range(steps - len(parts)):
+        filler = batches.make_batch(experiences[:1], plan.batch, denominators, pad_id=pad_id, device=device)
+        filler.weight = 0.0
+        parts.append(filler)
+
+    sums = dict.fromkeys(SUMS, 0.0)
+    maxima = dict.fromkeys(MAXIMA, 0.0)
+    seen: set[str] = set()
+    for index, batch in enumerate(parts):
+        measured = learner.backward(batch, loss, last=index == steps - 1)
+        for name, value in measured.items():
+            seen.add(name)
+            if name in maxima:
+                maxima[name] = max(maxima[name], float(value))
+            else:
+                sums[name] += float(value) * batch.weight
+    outcome = learner.step()
+    totals = dict(zip(SUMS, world.sum([sums[name] for name in SUMS]), strict=True))
+    peaks = dict(zip(MAXIMA, world.max([maxima[name] for name in MAXIMA]), strict=True))
+    return Update(
+        applied=outcome.applied,
+        policy_version=learner.version,
+        lr=outcome.lr,
+        grad_norm=outcome.grad_norm,
+        metrics=_metrics(totals, peaks, seen, tokens),
+        tokens=tokens,
+    )
+
+
+def _metrics(totals: Mapping[str, float], peaks: Mapping[str, float], seen: set[str], tokens: int) -> dict[str, float]:
+    """Token means under the names of the step event. What no micro-batch measured is absent."""
+    names = {"entropy": "entropy", "kl": "kl", "kl_update": "kl_update", "ratio": "ratio_mean", "clipped_low": "clip_low_fraction"}
+    names |= {"clipped_high": "clip_high_fraction", "sampler_gap": "sampler_gap_mean"}
+    metrics = {name: totals[name] for name in ("loss", "policy_loss")}
+    metrics |= {public: totals[name] / tokens for name, public in names.items() if name in seen}
+    metrics |= {name: peaks[name] for name in MAXIMA if name in seen}
+    if "ratio" in seen:
+        mean = totals["ratio"] / tokens
+        metrics["ratio_std"] = max(0.0, totals["ratio_squared"] / tokens - mean * mean) ** 0.5
+    return metrics

@@ -1,0 +1,139 @@
+"""Small plain records of a step's completions, and the step metrics made from all ranks' records. Pure.
+
+Every statistic is taken over the completions of all ranks at once: no means of means. Leaves out what the update measures.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rftcli.types import FinishReason, Group, PartScore, ScoredSample
+
+FLAT_SPREAD = 1e-6
+"""A group whose rewards differ by less, relative to their size, has no signal (the advantage estimators use the same rule)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRecord:
+    """One completion, small enough to be sent between ranks."""
+
+    draw: int
+    sample: int
+    label: str
+    reward: float | None
+    parts: tuple[PartScore, ...]
+    tokens: int
+    prompt_tokens: int
+    finish: FinishReason
+
+
+def record(sample: ScoredSample) -> SampleRecord:
+    completion = sample.completion
+    return SampleRecord(
+        draw=completion.prompt.draw,
+        sample=completion.sample,
+        label=completion.prompt.label,
+        reward=sample.reward,
+        parts=sample.parts,
+        tokens=len(completion.trace.ids),
+        prompt_tokens=len(completion.prompt.token_ids),
+        finish=completion.finish,
+    )
+
+
+def records_of(groups: Iterable[Group]) -> list[SampleRecord]:
+    return [record(sample) for group in groups for sample in group.samples]
+
+
+def spread(values: Sequence[float]) -> float:
+    """Sample standard deviation (n - 1); 0 for fewer than two values."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def reward_metrics(records: Sequence[SampleRecord]) -> dict[str, Any]:
+    """reward_mean ... samples_dropped of the step event, over all completions of all ranks."""
+    rewards = [item.reward for item in records if item.reward is not None]
+    groups: dict[int, list[float]] = defaultdict(list)
+    for item in records:
+        members = groups[item.draw]
+        if item.reward is not None:
+            members.append(item.reward)
+    dropped = len(records) - len(rewards)
+    metrics: dict[str, Any] = {
+        "zero_signal_fraction": sum(1 for members in groups.values() if not _has_spread(members)) / max(1, len(groups)),
+        "reward_errors": sum(1 for item in records if any(part.error is not None for part in item.parts)),
+        "samples_dropped": dropped,
+        "reward_parts": part_metrics(records),
+    }
+    if rewards:
+        metrics["reward_mean"] = statistics.fmean(rewards)
+        metrics["reward_std"] = spread(rewards)
+    labels: dict[str, list[float]] = defaultdict(list)
+    for item in records:
+        if item.reward is not None:
+            labels[item.label].append(item.reward)
+    metrics["labels"] = {label: statistics.fmean(values) for label, values in sorted(labels.items())}
+    return metrics
+
+
+def _has_spread(values: Sequence[float]) -> bool:
+    return len(values) > 1 and max(values) - min(values) >= FLAT_SPREAD * max(1.0, max(abs(value) for value in values))
+
+
+def part_metrics(records: Sequence[SampleRecord]) -> dict[str, dict[str, float]]:
+    """Part name -> mean and std over the completions it scored, and how often it failed."""
+    values: dict[str, list[float]] = defaultdict(list)
+    errors: dict[str, int] = defaultdict(int)
+    for item in records:
+        for part in item.parts:
+            errors[part.name] += part.error is not None
+            if part.value is not None:
+                values[part.name].append(part.value)
+    found = {}
+    for name in sorted(errors):
+        scored = values[name]
+        found[name] = {"mean": statistics.fmean(scored), "std": spread(scored), "errors": errors[name]} if scored else {"errors": errors[name]}
+    return found
+
+
+def length_metrics(records: Sequence[SampleRecord]) -> dict[str, Any]:
+    lengths = [item.tokens for item in records]
+    finished = [item.tokens for item in records if item.finish is FinishReason.STOP]
+    tokens: dict[str, float] = {"mean": statistics.fmean(lengths), "min": min(lengths), "max": max(lengths)}
+    if finished:
+        tokens["terminated_mean"] = statistics.fmean(finished)
+    return {
+        "response_tokens": tokens,
+        "prompt_tokens_mean": statistics.fmean(item.prompt_tokens for item in records),
+        "truncated_fraction": sum(1 for item in records if item.finish is FinishReason.LENGTH) / len(records),
+        "tokens": sum(item.tokens + item.prompt_tokens for item in records),
+    }
+
+
+def sample_line(sample: ScoredSample, *, step: int, advantage: float | None) -> Mapping[str, Any]:
+    """One line of samples/step_N.jsonl."""
+    completion = sample.completion
+    prompt = completion.prompt
+    return {
+        "draw": prompt.draw,
+        "sample": completion.sample,
+        "prompt_id": prompt.row_id,
+        "label": prompt.label,
+        "step": step,
+        "prompt": prompt.text,
+        "completion": completion.text_with_special,
+        "reference": prompt.reference,
+        "parts": {
+            part.name: {"value": part.value, "weight": part.weight, **({"error": part.error} if part.error else {})} for part in sample.parts
+        },
+        "reward": sample.reward,
+        "advantage": advantage,
+        "tokens": len(completion.trace.ids),
+        "finish": completion.finish.value,
+        "policy_version": completion.policy_version,
+        "media": list(prompt.media),
+    }
