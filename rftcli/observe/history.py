@@ -6,6 +6,7 @@ Leaves out drawing and printing, and everything that is not in the events (sampl
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -88,8 +89,7 @@ class History:
 
     @property
     def total_steps(self) -> int | None:
-        steps = number(self.info.get("steps"))
-        return None if steps is None else int(steps)
+        return _whole(number(self.info.get("steps")))
 
     @property
     def seconds(self) -> float:
@@ -112,8 +112,7 @@ class History:
     @property
     def tokens(self) -> int | None:
         """Tokens since the start of the run, by the run's own count."""
-        total = self.last("tokens_total")
-        return None if total is None else int(total)
+        return _whole(self.last("tokens_total"))
 
     def last(self, name: str) -> float | None:
         series = self.series.get(name)
@@ -152,7 +151,7 @@ class History:
         self._pace.append((event.step, event.time))
         flat = flatten(event.metrics, ".")
         self._put(event.step, flat)
-        self.stage_seconds.update({n.removeprefix("seconds."): v for n, v in flat.items() if n.startswith("seconds.") and v == v})
+        self.stage_seconds.update({n.removeprefix("seconds."): v for n, v in flat.items() if n.startswith("seconds.") and math.isfinite(v)})
 
     def _eval_done(self, event: EvalDone) -> None:
         if event.step in self.evals:
@@ -176,6 +175,10 @@ class History:
             if name not in self.series:
                 self.series[name] = Series(self.limit)
             self.series[name].put(step, value)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or not math.isfinite(value) else int(value)
 
 
 def _nested(metrics: Mapping[str, Any], outer: str, inner: str) -> Any:

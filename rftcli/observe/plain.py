@@ -116,10 +116,10 @@ def _fields(history: History) -> dict[str, str]:
         found["eval"] = f"eval {short(held_out[0]).rjust(5)}"
     if (total := flat.get("seconds.total")) is not None:
         found["seconds"] = duration(total).rjust(6)
-        stages = {n.removeprefix("seconds."): v for n, v in flat.items() if n.startswith("seconds.") and n != "seconds.total" and v > 0}
+        stages = {n.removeprefix("seconds."): v for n, v in flat.items() if n.startswith("seconds.") and n != "seconds.total" and 0 < v < total}
         slowest = sorted(stages.items(), key=lambda item: -item[1])
         for place, (name, seconds) in zip(("first stage", "second stage"), slowest, strict=False):
-            found[place] = f"{SHORT_STAGES.get(name, clean(name, 12))} {percent(seconds / total if total > 0 else 0.0).rjust(3)}"
+            found[place] = f"{SHORT_STAGES.get(name, clean(name, 12))} {percent(seconds / total).rjust(3)}"
     if (eta := history.eta_seconds) is not None:
         found["eta"] = f"eta {duration(eta, coarse=True)}"
     return found

@@ -6,6 +6,7 @@ stand in the order of their worth, so a small terminal loses the sample first. L
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -143,10 +144,10 @@ def _spark_columns(width: int) -> int:
 
 
 def _seconds(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
-    flat = {n.removeprefix("seconds."): v for n, v in flatten(history.metrics, ".").items() if n.startswith("seconds.") and v > 0}
+    flat = {n.removeprefix("seconds."): v for n, v in flatten(history.metrics, ".").items() if n.startswith("seconds.") and 0 < v < math.inf}
     total = flat.pop("total", 0.0)
     stages = sorted(flat.items(), key=lambda item: -item[1])[: len(_STYLES)]
-    if total <= 0 or not stages:
+    if not stages or total == 0.0:
         return
     columns = _spark_columns(width)
     bar, legend = Text(), Text()

@@ -68,6 +68,8 @@ def percent(share: float) -> str:
 
 def duration(seconds: float, *, coarse: bool = False) -> str:
     """9.4s, 3m05s, 2h07m, 3d04h; `coarse` leaves out the seconds from ten minutes on."""
+    if not math.isfinite(seconds):
+        return f"{short(seconds)}s"
     if seconds < 59.95:
         return f"{max(seconds, 0.0):.1f}s"
     minutes, rest = divmod(round(seconds), 60)

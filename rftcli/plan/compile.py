@@ -44,6 +44,10 @@ MAX_BATCH_ROWS = 64
 """Rows of an hf decode pass; more makes every step wait for the longest answer of more groups."""
 
 
+ROW_MULTIPLE = 8
+"""Vector kernels treat the last few numbers of an oddly sized tensor apart, with other last bits."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProblem:
     path: str
@@ -218,7 +222,7 @@ def _rollout(recipe: Recipe, learner: LearnerPlan | None) -> RolloutPlan | None:
         # From the recipe alone, never from the rank count: the promise of equal bits on any number of ranks rests on it.
         step_rows = recipe.batch.prompts_per_step * section.samples_per_prompt
         groups = max(1, min(MAX_BATCH_ROWS, step_rows // 2) // section.samples_per_prompt)
-        rows = groups * section.samples_per_prompt
+        rows = -(-groups * section.samples_per_prompt // ROW_MULTIPLE) * ROW_MULTIPLE
     return RolloutPlan(
         engine="hf" if section.engine == "auto" else section.engine,
         shares_weights=learner.zero_stage < 3,
@@ -264,11 +268,10 @@ def _steps(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> int:
 
 def _data(recipe: Recipe) -> DataPlan:
     chat = recipe.models.policy.chat
-    train = [_data_spec(section.name or f"train{index or ''}", section, section.weight) for index, section in enumerate(recipe.data.train)]
-    evals = [_data_spec(name, section, 1.0) for name, section in recipe.data.eval.items()]
+    train, evals = data_specs(recipe)
     return DataPlan(
-        train=tuple(train),
-        eval=tuple(evals),
+        train=train,
+        eval=evals,
         shuffle=recipe.data.shuffle,
         overlong_prompt=recipe.data.overlong_prompt,
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
@@ -276,6 +279,13 @@ def _data(recipe: Recipe) -> DataPlan:
             template=chat.template, options=dict(chat.options), system=chat.system, prefill=chat.prefill, score_prefill=chat.score_prefill
         ),
     )
+
+
+def data_specs(recipe: Recipe) -> tuple[tuple[DataSpec, ...], tuple[DataSpec, ...]]:
+    """(training sets, evaluation sets) of a recipe."""
+    train = [_data_spec(section.name or f"train{index or ''}", section, section.weight) for index, section in enumerate(recipe.data.train)]
+    held_out = [_data_spec(name, section, 1.0) for name, section in recipe.data.eval.items()]
+    return tuple(train), tuple(held_out)
 
 
 def _data_spec(name: str, section: Any, weight: float) -> DataSpec:
@@ -296,15 +306,17 @@ def _data_spec(name: str, section: Any, weight: float) -> DataSpec:
 
 
 def _rewards(recipe: Recipe, search_path: str) -> RewardPlan:
-    labels: dict[str, tuple[PartSpec, ...]] = {}
-    for label, entry in recipe.rewards.items():
-        labels[label] = tuple(_part(part) for part in entry.parts)
     return RewardPlan(
-        labels=labels,
+        labels=reward_parts(recipe),
         max_error_rate=recipe.reward_shaping.max_error_rate,
         score_prefill=recipe.models.policy.chat.score_prefill,
         search_path=search_path,
     )
+
+
+def reward_parts(recipe: Recipe) -> dict[str, tuple[PartSpec, ...]]:
+    """Label -> its weighted parts."""
+    return {label: tuple(_part(part) for part in entry.parts) for label, entry in recipe.rewards.items()}
 
 
 def _part(part: Any) -> PartSpec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rftcli.recipe.kinds import ANY_KEY, Key, keys, show_pattern
+from rftcli.recipe.kinds import Key, keys, show_pattern
 from rftcli.recipe.not_yet import keys_under
 
 NEAR = 0.6
@@ -64,9 +64,9 @@ def suggest_key(section: tuple[str, ...], name: str, known: Sequence[str]) -> Su
     beside = closest(name, known)
     if beside and similarity(name, beside[0]) >= SURE:
         return _beside(section, beside)
-    if (other := _elsewhere(section, [key for key in keys() if key.name == name])) is not None:
+    if (other := _elsewhere(section, name, [key for key in keys() if key.name == name])) is not None:
         return other
-    if (other := _elsewhere(section, [key for key in keys() if key.pattern in OTHER_NAMES.get(name, ())])) is not None:
+    if (other := _elsewhere(section, name, [key for key in keys() if key.pattern in OTHER_NAMES.get(name, ())])) is not None:
         return other
     if beside:
         return _beside(section, beside)
@@ -74,7 +74,7 @@ def suggest_key(section: tuple[str, ...], name: str, known: Sequence[str]) -> Su
     if listed:
         return Suggestion(text=f"did you mean {either(listed)}, which is not yet supported?")
     similar = closest(name, {key.name for key in keys()}, SURE)
-    return _elsewhere(section, [key for key in keys() if key.name in similar]) or Suggestion()
+    return _elsewhere(section, name, [key for key in keys() if key.name in similar]) or Suggestion()
 
 
 def _beside(section: tuple[str, ...], names: Sequence[str]) -> Suggestion:
@@ -89,8 +89,9 @@ def _nested(section: tuple[str, ...], name: str) -> Suggestion | None:
     return None
 
 
-def _elsewhere(section: tuple[str, ...], found: Sequence[Key]) -> Suggestion | None:
+def _elsewhere(section: tuple[str, ...], name: str, found: Sequence[Key]) -> Suggestion | None:
     """The places that share most with where the key stands now; None if there are too many to help."""
+
     def shared(key: Key) -> int:
         return next((i for i, (a, b) in enumerate(zip(key.pieces, section, strict=False)) if a != b), min(len(key.pieces), len(section)))
 
@@ -98,10 +99,11 @@ def _elsewhere(section: tuple[str, ...], found: Sequence[Key]) -> Suggestion | N
     near = [key for key in found if shared(key) == most]
     if not near or len(near) > 3:
         return None
+    meant = tuple(key.pieces for key in near)
+    if any(key.name != name for key in near):
+        return Suggestion(text=f"did you mean {either([key.pattern for key in near])}?", meant=meant)
     places = [show_pattern(key.pieces[:-1]) if len(key.pieces) > 1 else "the top level" for key in near]
-    return Suggestion(
-        text=f"`{near[0].name}` belongs in {' or '.join(dict.fromkeys(places))}", meant=tuple(key.pieces for key in near if ANY_KEY not in key.pieces)
-    )
+    return Suggestion(text=f"`{name}` belongs in {' or '.join(places)}", meant=meant)
 
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {

@@ -6,9 +6,11 @@ keys work; their expansion is bounded. Refused: duplicate keys, tags, keys that 
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import yaml
 from yaml import events as ev
@@ -86,6 +88,15 @@ class YamlFault(Exception):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
         self.problem = problem
+
+
+def read_source(path: Path, name: str) -> Source:
+    """The text of a file, shown as `name`. Raises OSError, or YamlFault if it is no recipe-sized UTF-8 text."""
+    with path.open("rb") as file:
+        data = file.read(4 * MAX_CHARACTERS + 1)
+    if len(data) > 4 * MAX_CHARACTERS:
+        raise YamlFault(_problem(f"`{name}` is longer than {MAX_CHARACTERS:,} characters", None, hint="put data into a file of its own"))
+    return decode(data, name, os.path.normpath(path.parent.absolute()))
 
 
 def decode(data: bytes, name: str, base: str) -> Source:

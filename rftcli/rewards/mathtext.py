@@ -1,106 +1,252 @@
-r"""Reading answers out of text: where the answer is, what it is without decoration, and which number it stands for. Text in, text and exact
-numbers out; the same functions read the gold and the prediction, so no rule can apply to one side only.
+r"""What an answer says: the answer without its decoration, and the number it stands for. Gold and prediction go through the same functions, so no
+rule can apply to one side only. Text in, text and exact numbers out.
 
-Leaves out algebra (x+1 against 1+x), which needs math-verify, and anything longer than MAX_READABLE characters, which is compared as text.
+Leaves out finding the answer (`find_answer`) and algebra, x+1 against 1+x, which is math-verify's (`math_worker`).
 
-Where: `find_answer` takes, in this order, the last balanced `\boxed{..}`; what follows the last `####` on its line, unless that is a heading;
-the last number in the text. Nothing is cut off first: whatever follows the answer, and however long a box is, it is found.
-
-Without decoration (`clean`): math delimiters, `\left`, spacing commands, bold marks, a final full stop, a leading `x =`, the wrapper of
-`\text{..}`, and the brackets of a single choice letter go away; `\dfrac` is `\frac`; every kind of dash is a minus; `1,000` is 1000.
-- Percent: the sign or word is dropped like a unit. 35% equals 35 and never 0.35.
-- Units and currency are dropped, not compared and not converted: 45^\circ, 45 degrees and 45 cm equal 45; 5 km is not 5000 m.
+Decoration (`clean`): math delimiters, `\left`, spacing commands, bold marks, a final full stop, a leading `x =`, the wrapper of `\text{..}`, the
+brackets of a single choice letter. `\dfrac` is `\frac`; hyphens and minus signs are one; `1,000` is 1000 unless it stands in brackets.
+- Percent: the sign or word is dropped like a unit. 35% equals 35, and neither equals 0.35.
+- Units and currency are dropped, never compared or converted: 45^\circ, 45 degrees and 45 cm equal 45; 5 km is 5 and not 5000 m. So a lone
+  `5 m` or `5m` is 5, also where m was meant as a variable.
 
 Numbers (`as_number`): integers, decimals, powers of ten, fractions, mixed numbers, roots of perfect squares, nested and with a sign. They are
-compared exactly, except that a decimal of six or more places equals what lies within 1e-6 of it.
+compared exactly, except that a decimal of six or more places equals whatever lies within 1e-6 of it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-READ = ("boxed", "hashes", "number")
-"""The places an answer is looked for, in this order."""
+from rftcli.rewards.find_answer import DASHES, DIGITS, POWER_OF_TEN
+
 MAX_READABLE = 300
-"""Characters of an answer up to which units are looked for and numbers are read."""
-MAX_DIGITS = 1000
-"""A longer number is text: reading it would take the time the model's nonsense does not deserve."""
+"""Characters of an answer up to which units are looked for and numbers are read; a longer answer is compared as text."""
+MAX_EXPONENT = 300
 MAX_DEPTH = 12
 """Of nested fractions, roots and brackets."""
 DECIMAL_PLACES, DECIMAL_TOLERANCE = 6, Fraction(1, 10**6)
 
-_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d", "-"))
-_DIGITS = r"(?:[0-9]{1,3}(?:(?:,|\{,\}|\\,|\\!)[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+"
-_POWER = r"\s*(?:\\times|\\cdot|\*|×|x)\s*10\s*\^\s*(?:[-+]?[0-9]+|\{\s*[-+]?[0-9]+\s*\})|[eE][-+]?[0-9]+(?![0-9A-Za-z])"
-_FRACTION = rf"\\[dtc]?frac\s*\{{\s*-?(?:{_DIGITS})\s*\}}\s*\{{\s*(?:{_DIGITS})\s*\}}"
-# A minus belongs to the number unless something it could be subtracted from, or a word, touches it: 2-18 and page-18 hold 18.
-_SIGN = r"(?:(?<![0-9A-Za-z)\]}.%])-)?"
-_IN_TEXT = re.compile(
-    rf"{_SIGN}(?:\\?[$€£]\s?)?(?:(?<=[$€£])-)?(?<![0-9A-Za-z_])(?:(?:[0-9]+\s?)?{_FRACTION}|[0-9]+\s[0-9]+/[0-9]+|(?:{_DIGITS})(?:{_POWER}|/(?:{_DIGITS}))?)"
+_WRAPPERS = r"\\(?:text|mathrm|textrm|mbox|mathbf|textbf|textit|mathit|operatorname|rm)"
+_EXPONENT = r"(?: ?\^ ?\{?-?[0-9]\}?|[²³])?"
+_SUBSTITUTIONS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\[dtc]frac", r"\\frac"),
+        (r"\\(?:left|right|displaystyle|bigg?|Bigg?)(?![A-Za-z])", ""),
+        (r"(?<=[0-9])(?:\{,\}|\\,|\\!)(?=[0-9]{3}(?![0-9]))", ","),
+        (r"\\!|\\[$€£]|[$€£]", ""),
+        (r"\\[,;: ]|\\q?quad(?![A-Za-z])|~|\u00a0|\u202f", " "),
+        (r"(?<!\\)\\[()\[\]]", ""),
+        (r"\^ ?\{? ?\\circ ?\}?|\\degree(?![A-Za-z])|°|\\?%", ""),
+        (r"\binfinity\b", r"\\infty"),
+        (r"\s+", " "),
+    )
 )
-# Behind a number: it is a piece of a larger LaTeX expression, unless a unit, a space, a percent sign or the end of the formula comes.
-_GOES_ON = re.compile(r"\s*(?:_|\^(?!\s*\{?\s*\\circ)|\\(?!%|\$|[,;:! )\]]|text|mathrm|quad|qquad|circ|degree|n\b))")
-_BRACES = re.compile(r"\\+(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-_HEADING = re.compile(r"(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:?\s*", re.IGNORECASE)
-_WORD_FIRST = re.compile(r"[^A-Za-z0-9\\$+(\[{.-]*[A-Za-z]{2,}")
+_THOUSANDS = re.compile(r"(?<![0-9,.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+_ASSIGNMENT = re.compile(r"[A-Za-z](?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]+\}))? ?= ?([^=]+)")
+_WRAPPED = re.compile(_WRAPPERS + r" ?\{([^{}]*)\}")
+_CHOICE = re.compile(r"[(\[]?([A-Za-z])[)\].]")
+
+_UNIT = (
+    "[cdkmnµ]?m|[cdm]?[lL]|[km]?g|s|h|ft|yd|mi|in|lbs?|oz|min|sec|hrs?|mph|km/?h|rad|deg|mol|k?Hz|k?W|k?J|am|pm|st|nd|rd|th"
+    "|percent|degrees?|radians?|inch(?:es)?|feet|foot|yards?|miles?|met(?:er|re)s?|lit(?:er|re)s?|seconds?|minutes?|hours?|days?|weeks?|months?|years?"
+    "|dollars?|cents?|(?:square |cubic )?units?"
+)
+_TEXT_UNIT = re.compile(rf"{_WRAPPERS} ?\{{([^{{}}]*)\}}{_EXPONENT}$")
+_KNOWN_UNIT = re.compile(rf"(?<=[ }}0-9])(?:{_UNIT}){_EXPONENT}(?: ?/ ?(?:{_UNIT}){_EXPONENT})?$")
+_WORDS_AFTER_NUMBER = re.compile(rf"(-?(?:{DIGITS})(?:/[0-9]+)?) ((?:[A-Za-zµ]+\.?{_EXPONENT})(?:(?: ?/ ?|[ ·*-])(?:[A-Za-zµ]+\.?{_EXPONENT}))*)")
+_NOT_UNITS = frozenset(
+    {"inf", "infinity", "sqrt", "sin", "cos", "tan", "log", "exp", "mod", "tau", "pi", "or", "and", "if", "to"}
+    | {"dozen", "half", "hundred", "thousand", "million", "billion", "trillion"}
+)
+"""Words behind a number that change it: with one of these there is no unit to drop."""
 
 
-def find_answer(text: str, read: Collection[str] = READ) -> str | None:
-    r"""The answer as it stands in `text`, or None if there is none in the places named by `read`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One side of a comparison, read."""
 
-    >>> find_answer(r"so \boxed{\frac{3}{8}}."), find_answer("17+9=26\n#### 26\nDone."), find_answer("from 20 to 2 is -18.")
-    ('\\frac{3}{8}', '26', '-18')
+    text: str
+    """Without decoration."""
+    number: Fraction | None
+    decimals: int
+    """Places behind the point of a plain decimal; 0 for everything else, which is exact."""
+
+
+def read(raw: str) -> Answer:
+    r"""The answer that `raw` is.
+
+    >>> read(r"x = 1{,}000 \text{ cm}").number, read(r"\frac{3}{8}").number, read("Monday.").text
+    (Fraction(1000, 1), Fraction(3, 8), 'Monday')
     """
-    answer = last_box(text) if "boxed" in read else None
-    if answer is None and "hashes" in read:
-        answer = _after_hashes(text)
-    if answer is None and "number" in read:
-        answer = last_number(text)
-    return answer
+    text = clean(raw)
+    number = as_number(text)
+    plain = re.fullmatch(r"-?[0-9]*\.([0-9]+)", text) if number is not None else None
+    return Answer(text=text, number=number, decimals=len(plain[1]) if plain else 0)
 
 
-def last_box(text: str) -> str | None:
-    r"""Content of the last `\boxed{..}` (or `\fbox{..}`) whose braces are balanced; of nested ones the inner. One pass, whatever the text."""
-    stack: list[int] = []  # for every open brace: where a box's content starts, or -1
-    best: tuple[int, int] | None = None
-    for token in _BRACES.finditer(text):
-        word = token.group()
-        if word == "{":
-            stack.append(-1)
-        elif word == "}":
-            start = stack.pop() if stack else -1
-            if start >= 0 and (best is None or start > best[0]):
-                best = (start, token.start())
-        elif word.endswith("{") and len(word) > 2:  # of two characters is `\{`, a brace that is text
-            stack.append(token.end())
-    return None if best is None else text[slice(*best)].strip()
+def same(gold: Answer, answer: Answer) -> bool | None:
+    """Whether two answers are equal, by text and by number; None: that is a question for algebra. Symmetric."""
+    if not gold.text or not answer.text:
+        return False
+    if _key(gold.text) == _key(answer.text):
+        return True
+    if gold.number is not None and answer.number is not None:
+        about = max(gold.decimals, answer.decimals) >= DECIMAL_PLACES
+        return abs(gold.number - answer.number) <= (DECIMAL_TOLERANCE if about else 0)
+    if is_words(gold.text) or is_words(answer.text):
+        return False
+    return None
 
 
-def last_number(text: str) -> str | None:
-    r"""The last number of running text, with its sign: a decimal, `3/8`, `\frac{3}{8}` or a power of ten.
+def is_words(text: str) -> bool:
+    """Prose such as `no solution`: letters only, with a word of four or more. It is compared as text, without regard to case and spaces."""
+    return re.fullmatch(r"[A-Za-z][A-Za-z ',-]*", text) is not None and re.search(r"[A-Za-z]{4}", text) is not None
 
-    None if there is none, or if it is a piece of a larger LaTeX expression (the 2 of `5\sqrt{2}`): a wrong reading is worse than no reading.
+
+def balanced(text: str) -> bool:
+    r"""Whether the braces of `text` close; escaped ones (`\{`) are text."""
+    depth = 0
+    for token in re.findall(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(token, 0)
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def canonical(answer: Answer) -> str:
+    """The answer as algebra should read it: a number that is not a plain decimal becomes `a/b`."""
+    if answer.number is None or answer.decimals:
+        return answer.text
+    return str(answer.number)
+
+
+def _key(text: str) -> str:
+    """Spaces do not matter, except between digits (3 1/2 is not 31/2). Case does not matter in words."""
+    text = re.sub(r"(?<![0-9]) | (?![0-9])", "", text)
+    return text.casefold() if is_words(text) else text
+
+
+def clean(raw: str) -> str:
+    """`raw` without decoration, as listed at the top. Cleaning twice changes nothing that `as_number` sees."""
+    text = raw.translate(DASHES)
+    for pattern, replacement in _SUBSTITUTIONS:
+        text = pattern.sub(replacement, text)
+    text = _strip_marks(text)
+    if wrapped := _WRAPPED.fullmatch(text):
+        text = _strip_marks(wrapped[1])
+    if assigned := _ASSIGNMENT.fullmatch(text):
+        text = assigned[1]
+    if choice := _CHOICE.fullmatch(text):
+        return choice[1]
+    if not text.startswith(("(", "[", "{", "\\{")):
+        text = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
+    return _strip_marks(_without_units(text)) if len(text) <= MAX_READABLE else text
+
+
+def _strip_marks(text: str) -> str:
+    return text.strip("*` ").rstrip(".,;: ").strip()
+
+
+def _without_units(text: str) -> str:
+    r"""Without `\text{..}` behind a number, a known unit behind a value without letters, and any words of three or more letters behind a number."""
+    for _ in range(3):  # `\text{km}/\text{h}` is taken off from the right
+        found = _TEXT_UNIT.search(text)
+        if found is None or not _has_number(text[: found.start()]) or not _are_units(found[1]):
+            break
+        text = text[: found.start()].rstrip(" /*")
+    if (found := _KNOWN_UNIT.search(text)) and _has_number(text[: found.start()]) and not _has_variable(text[: found.start()]):
+        return text[: found.start()].rstrip()
+    found = _WORDS_AFTER_NUMBER.fullmatch(text)
+    if found and _are_units(found[2]) and all(len(word) > 2 or re.fullmatch(_UNIT, word) for word in re.findall(r"[A-Za-zµ]+", found[2])):
+        return found[1]
+    return text
+
+
+def _are_units(words: str) -> bool:
+    return _NOT_UNITS.isdisjoint(word.lower() for word in re.findall(r"[A-Za-z]+", words))
+
+
+def _has_number(text: str) -> bool:
+    return re.search(r"[0-9]|\\pi", text) is not None
+
+
+def _has_variable(text: str) -> bool:
+    return re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)) is not None
+
+
+_PLAIN = re.compile(rf"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)({POWER_OF_TEN})?")  # no commas: (1,234) is a point
+_MIXED = re.compile(r"([0-9]+) ?(\\frac.+|(?<= )[0-9]+/[0-9]+)")
+_SQRT = re.compile(r"\\sqrt ?\{(.+)\}|\\sqrt ?([0-9])|sqrt ?\((.+)\)|√ ?\(?([0-9]+)\)?")
+
+
+def as_number(text: str, depth: int = 0) -> Fraction | None:
+    r"""The exact number that a cleaned answer stands for, or None.
+
+    >>> as_number(r"\sqrt{\frac{9}{64}}"), as_number("-3 1/2"), as_number("2x")
+    (Fraction(3, 8), Fraction(-7, 2), None)
     """
-    text = text.translate(_DASHES)
-    match = None
-    for match in _IN_TEXT.finditer(text):
-        pass
-    if match is None or text[: match.start()].endswith(("{", "^", "_")) or _GOES_ON.match(text, match.end()):
+    text = text.strip()
+    if not text or len(text) > MAX_READABLE or depth > MAX_DEPTH:
         return None
-    return match.group()
+    if text[0] in "+-":
+        number = as_number(text[1:], depth + 1)
+        return number if number is None or text[0] == "+" else -number
+    if plain := _PLAIN.fullmatch(text):
+        return _plain(plain[1], plain[2])
+    if text[0] in "{(" and _closing(text, 0) == len(text) - 1:
+        return as_number(text[1:-1], depth + 1)
+    if mixed := _MIXED.fullmatch(text):
+        part = as_number(mixed[2], depth + 1)
+        return None if part is None else int(mixed[1]) + part
+    if text.startswith(r"\frac"):
+        return _latex_fraction(text[5:].strip(), depth)
+    if root := _SQRT.fullmatch(text):
+        return _root(as_number(next(group for group in root.groups() if group is not None), depth + 1))
+    above, slash, below = text.partition("/")
+    return _divide(as_number(above, depth + 1), as_number(below, depth + 1)) if slash and "/" not in below else None
 
 
-def _after_hashes(text: str) -> str | None:
-    """What follows the last `####` on its line and is no heading (a heading starts with a word that is not "answer")."""
-    end = len(text)
-    while (start := text.rfind("####", 0, end)) >= 0:
-        tail = text[start + 4 :].split("\n", 1)[0].strip().lstrip("#").strip()
-        tail = _HEADING.sub("", tail, count=1) if _HEADING.match(tail) else tail
-        if tail and not _WORD_FIRST.match(tail):
-            return tail
-        end = start
+def _plain(digits: str, power: str | None) -> Fraction | None:
+    number = Fraction(digits)
+    if power is None:
+        return number
+    exponent = int(re.search(r"[-+]?[0-9]+\s*\}?$", power)[0].rstrip("} "))  # type: ignore[index]  the pattern ends like this
+    return number * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
+
+
+def _latex_fraction(text: str, depth: int) -> Fraction | None:
+    r"""Of what follows `\frac`: two groups, each in braces or one digit."""
+    parts: list[str] = []
+    for _ in range(2):
+        text = text.lstrip()
+        end = _closing(text, 0) if text.startswith("{") else 0
+        if not text or end is None:
+            return None
+        parts.append(text[: end + 1])
+        text = text[end + 1 :]
+    return None if text else _divide(as_number(parts[0], depth + 1), as_number(parts[1], depth + 1))
+
+
+def _divide(above: Fraction | None, below: Fraction | None) -> Fraction | None:
+    return above / below if above is not None and below else None
+
+
+def _root(number: Fraction | None) -> Fraction | None:
+    if number is None or number < 0:
+        return None
+    root = Fraction(math.isqrt(number.numerator), math.isqrt(number.denominator))
+    return root if root * root == number else None
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Index of the bracket that closes the one at `start`."""
+    depth = 0
+    for index in range(start, len(text)):
+        depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(text[index], 0)
+        if depth == 0:
+            return index
     return None

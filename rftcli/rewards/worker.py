@@ -69,13 +69,14 @@ class WorkerPool:
 
         Raises WorkerTimeout, WorkerCrashed or WorkerError; the next call finds a working helper again.
         """
+        line = json.dumps({"limit_seconds": limit_seconds, "request": request}).encode() + b"\n"
         worker = self._idle.get()
         try:
             if worker is None or not worker.alive():
                 self._drop(worker)
                 worker = None
                 worker = self._start()
-            return worker.ask(request, limit_seconds)
+            return worker.ask(line, limit_seconds)
         except WorkerError:
             raise
         except BaseException:  # also Ctrl-C: a helper that still owes a reply must not get the next request
@@ -146,8 +147,7 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, request: Any, limit_seconds: float) -> Any:
-        line = json.dumps({"limit_seconds": limit_seconds, "request": request}).encode() + b"\n"
+    def ask(self, line: bytes, limit_seconds: float) -> Any:
         try:
             self._requests.write(line)
             self._requests.flush()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED
+from rftcli.events import RunEnded, to_line
 from rftcli.observe.follow import Audience, follow
 from rftcli.plan.plan import Plan
 from rftcli.protocols import Observer
@@ -96,7 +97,7 @@ def rank_environment(plan: Plan, attempt: AttemptDir) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
-        "RFT_NO_TERMINAL": "1",
+        **({"MKL_CBWR": "AUTO,STRICT"} if plan.world.device == "cpu" else {}),  # matrix products with the same bits for any thread count
     }
 
 
@@ -139,6 +140,7 @@ def outcome(run: RunDir, attempt: AttemptDir, plan: Plan, watch: RankWatch, stop
         cause = "ended at once on a second Ctrl-C" if stops.now else first_cause(attempt, watch)
         state = replace(state, status="stopped" if stops.now else "failed", cause=cause)
         run.write_state(state)
+        close_book(run, state)
     if state.status == "done":
         code = EXIT_OK
     elif stops.now or (state.status == "stopped" and attempt.stop_reason() == "interrupt"):
@@ -148,6 +150,13 @@ def outcome(run: RunDir, attempt: AttemptDir, plan: Plan, watch: RankWatch, stop
     else:
         code = EXIT_FAILED
     return Outcome(exit_code=code, state=state)
+
+
+def close_book(run: RunDir, state: State) -> None:
+    """The end event of an attempt whose rank 0 could not write it any more."""
+    with run.events.open("a", encoding="utf-8") as file:
+        event = RunEnded(time=time.time(), attempt=state.attempt, step=state.step, status=state.status, cause=state.cause)
+        file.write("\n" + to_line(event) + "\n")  # the first newline ends a line that was torn
 
 
 def _wait(launcher: subprocess.Popen[bytes], over: Callable[[], bool], seconds: float) -> None:

@@ -46,7 +46,7 @@ class DeepSpeedLearner:
         self.version = 0
         self._world = world
         self._skipped_in_a_row = 0
-        self._finite = True
+        self._finite: list[torch.Tensor] = []
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._optimizer = GuardedAdamW(
             trained, lr=plan.lr, betas=plan.betas, eps=plan.eps, weight_decay=plan.weight_decay, fused=True
@@ -84,7 +84,7 @@ class DeepSpeedLearner:
         value, measured = loss(new, entropy, batch)
         # A filler's output must reach every parameter, or ranks would wait for each other's reductions: weight it with 0, do not drop it.
         scaled = value * (self._world.size * batch.weight) + 0.0 * new.sum()
-        self._finite = self._finite and bool(torch.isfinite(scaled))
+        self._finite.append(torch.isfinite(scaled.detach()))
         self.engine.backward(scaled)
         return measured
 
@@ -93,14 +93,14 @@ class DeepSpeedLearner:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         norm = self._clip_unsharded() if self.plan.zero_stage == 0 else None
-        broken = not self._finite or (norm is not None and not math.isfinite(norm))
+        broken = not all(bool(flag) for flag in self._finite) or (norm is not None and not math.isfinite(norm))
         self._optimizer.skip = bool(self._world.max([broken])[0])
         self.engine.step()
         overflow = bool(getattr(self.engine.optimizer, "overflow", False))
         if norm is None:
             norm = float(self.engine.get_global_grad_norm() or 0.0)
         applied = not (self._optimizer.skip or overflow) and math.isfinite(norm) and norm >= 0.0
-        self._finite = True
+        self._finite.clear()
         self._optimizer.skip = False
         self._count(applied)
         return StepOutcome(applied=applied, grad_norm=norm if applied else None, lr=lr)

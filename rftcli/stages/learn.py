@@ -96,26 +96,23 @@ def one_update(
         filler.weight = 0.0
         parts.append(filler)
 
-    sums = dict.fromkeys(SUMS, 0.0)
-    maxima = dict.fromkeys(MAXIMA, 0.0)
-    seen: set[str] = set()
+    measured: dict[str, list[torch.Tensor]] = {}
     for index, batch in enumerate(parts):
-        measured = learner.backward(batch, loss, last=index == steps - 1)
-        for name, value in measured.items():
-            seen.add(name)
-            if name in maxima:
-                maxima[name] = max(maxima[name], float(value))
-            else:
-                sums[name] += float(value) * batch.weight
+        found = learner.backward(batch, loss, last=index == steps - 1)
+        if batch.weight:
+            for name, value in found.items():
+                measured.setdefault(name, []).append(value.detach().double())
     outcome = learner.step()
-    totals = dict(zip(SUMS, world.sum([sums[name] for name in SUMS]), strict=True))
-    peaks = dict(zip(MAXIMA, world.max([maxima[name] for name in MAXIMA]), strict=True))
+    local_sums = [float(torch.stack(measured[name]).sum()) if name in measured else 0.0 for name in SUMS]
+    local_peaks = [float(torch.stack(measured[name]).max()) if name in measured else 0.0 for name in MAXIMA]
+    totals = dict(zip(SUMS, world.sum(local_sums), strict=True))
+    peaks = dict(zip(MAXIMA, world.max(local_peaks), strict=True))
     return Update(
         applied=outcome.applied,
         policy_version=learner.version,
         lr=outcome.lr,
         grad_norm=outcome.grad_norm,
-        metrics=_metrics(totals, peaks, seen, tokens),
+        metrics=_metrics(totals, peaks, set(measured), tokens),
         tokens=tokens,
     )
 

@@ -1,0 +1,225 @@
+"""The tree of a recipe to plain values, directed by what each key wants. Every misfit becomes a problem at its place; nothing is guessed.
+
+What is left out: ranges and required keys (`validate`), rules across keys (`rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as AnyMapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from rftcli.recipe import scalars
+from rftcli.recipe.expand import ExpansionError, Unexpanded, expand, keep_references, resolve
+from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, pattern_of
+from rftcli.recipe.names import did_you_mean, suggest_key
+from rftcli.recipe.not_yet import key_reason, value_reason
+from rftcli.recipe.paths import KeyPath, format_path
+from rftcli.recipe.problems import Place, Problem
+from rftcli.recipe.tree import Entry, Mapping, Node, Scalar, Sequence
+
+UNREADABLE = object()
+"""Stands for a value with a problem; it is left out of what is read."""
+LONGEST_QUOTE = 40
+"""Characters of a wrong value that a message repeats."""
+
+
+class Reader:
+    """Reads trees and keeps what it found out on the way."""
+
+    def __init__(self, env: AnyMapping[str, str]) -> None:
+        self.env = env
+        self.problems: list[Problem] = []
+        self.doubtful: set[KeyPath] = set()
+        """Paths whose value is not known because of a problem: wrong values, and keys that a misspelt one may have meant."""
+        self.unexpanded: dict[KeyPath, Unexpanded] = {}
+        """Values as they go to disk where they differ: with `${VAR}`."""
+
+    def section(self, section: type[BaseModel], node: Mapping, path: KeyPath) -> dict[str, Any]:
+        kinds = fields_of(section)
+        values: dict[str, Any] = {}
+        for name, entry in node.entries.items():
+            if name not in kinds:
+                self._unknown(name, entry, path, tuple(kinds))
+                continue
+            value = self.value(entry.value, kinds[name], (*path, name), entry.key)
+            if value is not UNREADABLE:
+                values[name] = value
+        return values
+
+    def value(self, node: Node, kind: Kind, path: KeyPath, key: Place) -> Any:
+        """What `node` says, or UNREADABLE after noting why. `key`: where a problem of a whole list or mapping is shown."""
+        if isinstance(node, Scalar):
+            return self._scalar(node, kind, path, key)
+        if isinstance(node, Sequence):
+            return self._sequence(node, kind, path, key)
+        if kind.section is not None:
+            return self.section(kind.section, node, path)
+        inner = kind.values or (kind if kind.anything else None)
+        if inner is None:
+            return self._wrong(node, kind, path, key)
+        read = {name: self.value(entry.value, inner, (*path, name), entry.key) for name, entry in node.entries.items()}
+        return {name: value for name, value in read.items() if value is not UNREADABLE}
+
+    def _sequence(self, node: Sequence, kind: Kind, path: KeyPath, key: Place) -> Any:
+        if kind.fixed is not None and len(node.items) != len(kind.fixed):
+            return self._note(path, key, f"must be {kind.words()}, got {len(node.items)}")
+        if kind.items is None and kind.fixed is None and not kind.anything:
+            return self._wrong(node, kind, path, key)
+        inner = kind.fixed or (kind.items or kind,) * len(node.items)
+        read = [
+            self.value(item, item_kind, (*path, index), item.place) for index, (item, item_kind) in enumerate(zip(node.items, inner, strict=True))
+        ]
+        if any(item is UNREADABLE for item in read):
+            return UNREADABLE
+        return read if kind.anything else tuple(read)
+
+    def _scalar(self, node: Scalar, kind: Kind, path: KeyPath, key: Place) -> Any:
+        if node.is_null:
+            if kind.null or kind.anything:
+                return None
+            if kind.section is not None:  # a section whose keys are all commented out
+                return self.section(kind.section, Mapping({}, node.place), path)
+            if kind.values is not None:
+                return {}
+            return self._wrong(node, kind, path, key)
+        try:
+            text = expand(node.text, self.env)
+        except ExpansionError as error:
+            return self._note(path, node.place, str(error), hint=error.hint, code="variable")
+        if text != node.text:
+            self.unexpanded[path] = Unexpanded(node.text, node.plain)
+        return self._text(node, text, kind, path, key)
+
+    def _text(self, node: Scalar, text: str, kind: Kind, path: KeyPath, key: Place) -> Any:
+        """Try the kind's alternatives, the narrow ones first."""
+        referenced = text != node.text
+        plain = node.plain or (referenced and not kind.anything)
+        label = None
+        if text in kind.choices:
+            return text
+        readers = [scalars.read_bool] if kind.truth else []
+        readers += [scalars.read_int] if kind.integer or any(isinstance(item, int) for item in kind.choices) else []
+        readers += [scalars.read_float] if kind.number else []
+        readers += [scalars.read_untyped] if kind.anything else []
+        for read in readers if plain else []:
+            try:
+                value = read(text)
+            except scalars.Misread as reason:
+                label = label or reason.label
+                continue
+            if read is not scalars.read_int or kind.integer or value in kind.choices:
+                return value
+        if kind.text:
+            return self._path(node, text, kind, path)
+        if kind.anything and not plain:
+            return text
+        return self._wrong(node, kind, path, key, label, text)
+
+    def _path(self, node: Scalar, text: str, kind: Kind, path: KeyPath) -> str:
+        if kind.path is None:
+            return text
+        base = node.place.source.base
+        resolved = resolve(text, kind.path, base, self.env)
+        if text != node.text:
+            self.unexpanded[path] = Unexpanded(keep_references(node.text, text, resolved, base), node.plain)
+        return resolved
+
+    def _unknown(self, name: str, entry: Entry, path: KeyPath, known: tuple[str, ...]) -> None:
+        full = (*path, name)
+        pattern = pattern_of(path)
+        reason = key_reason((*pattern, name))
+        if reason is not None:
+            self._note(full, entry.key, f"`{format_path(full)}` is not yet supported", label=reason, code="not-yet-supported")
+            return
+        suggestion = suggest_key(pattern, name, known)
+        self.doubtful |= {_concrete(meant, path) for meant in suggestion.meant}
+        self.problems.append(
+            Problem(
+                code="unknown-key",
+                path=format_path(path),
+                message=f"unknown key `{name}`",
+                place=entry.key,
+                label=suggestion.text,
+                allowed=known,
+            )
+        )
+
+    def _wrong(self, node: Node, kind: Kind, path: KeyPath, key: Place, label: str | None = None, text: str | None = None) -> Any:
+        """`node` is none of the things that `kind` takes."""
+        place = node.place if isinstance(node, Scalar) and node.place.length else key
+        word = text if text is not None else next(iter(node.entries), "") if isinstance(node, Mapping) else ""
+        reason = value_reason(pattern_of(path), word)
+        choices = tuple(str(item) for item in kind.choices)
+        if reason is not None:
+            return self._note(path, place, f"`{word}` is not yet supported", label=reason, allowed=choices, code="not-yet-supported")
+        if choices and text is not None:
+            label = label or did_you_mean(text, choices)
+            if kind == Kind(choices=kind.choices):
+                return self._note(path, place, f"unknown value `{_quote(text)}`", label=label, allowed=choices, code="unknown-value")
+        got = _got(node, text, kind)
+        return self._note(path, place, f"must be {kind.words()}, got {got}", label=label or _fix(node, kind, text))
+
+    def _note(
+        self,
+        path: KeyPath,
+        place: Place,
+        message: str,
+        *,
+        label: str | None = None,
+        hint: str | None = None,
+        allowed: tuple[str, ...] = (),
+        code: str = "wrong-value",
+    ) -> Any:
+        self.doubtful.add(path)
+        self.problems.append(
+            Problem(code=code, path=format_path(path), message=message, place=place, label=label, allowed=allowed, hint=hint)
+        )
+        return UNREADABLE
+
+
+def _concrete(meant: tuple[str, ...], path: KeyPath) -> KeyPath:
+    """The path of a meant key, as far as it is known: in the same section with its real indexes, elsewhere up to the first chosen name."""
+    pattern = pattern_of(path)
+    result: list[str | int] = []
+    for number, piece in enumerate(meant):
+        if number < len(path) and meant[: number + 1] == pattern[: number + 1]:
+            result.append(path[number])
+        elif piece == ANY_KEY:
+            break
+        else:
+            result.append(piece)
+    return tuple(result)
+
+
+def _quote(text: str) -> str:
+    return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 3] + "..."
+
+
+def _got(node: Node, text: str | None, kind: Kind) -> str:
+    if isinstance(node, Sequence):
+        return "a list"
+    if isinstance(node, Mapping):
+        return "a mapping"
+    if node.is_null:
+        return "null" if node.text else "nothing"
+    shown = f"`{_quote(text if text is not None else node.text)}`"
+    return shown if node.plain or kind.section or kind.values else f"the text {shown}"
+
+
+def _fix(node: Node, kind: Kind, text: str | None) -> str | None:
+    """What to write instead, where it is plain to see."""
+    if isinstance(node, Mapping):
+        return "put `- ` in front: a list of mappings" if kind.items is not None and kind.items.section else None
+    if isinstance(node, Sequence):
+        return None
+    if node.is_null:
+        return "put it in quotes if the text is meant" if kind.text and node.text else "leave the key out for its default"
+    if kind.items is not None and kind.items.section is None:
+        return f"write `[{_quote(node.text)}]`"
+    if kind.section is not None and node.plain and text in scalars.TRUE:
+        return "`{}` takes the defaults"
+    if not node.plain and (kind.number or kind.integer or kind.truth):
+        return "write it without quotes"
+    return None

@@ -1,0 +1,177 @@
+"""Rules: reward functions with a name. The RULES table at the end lists all; light ones are in `simple`, heavy ones are imported on use.
+
+A rule is `fn(item: RuleInput, **options) -> float | None`. None abstains. An exception is an error of the sample: it has no reward from this rule.
+Wrong answers are 0.0; what cannot be checked (no reference, a time limit, a helper that crashed) raises and never becomes a number.
+
+What a rule is given is in `inputs`. Leaves out weights and sums (`table`), and user functions (`functions`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftcli.errors import MachineError, UsageError
+from rftcli.rewards import simple
+from rftcli.rewards.find_answer import READ
+
+EXTRACT = ("whole", "last_line", "answer_tag", "last_number")
+"""reasoning_gym: which part of the text is the answer."""
+REQUIRED = "(required)"
+"""Stands for the default of an option that has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row of the table."""
+
+    function: Callable[..., float | None] | str
+    """A function, or "module:name" of one or of a HeavyRule class, imported on use."""
+    options: Mapping[str, Any]
+    """Name -> default."""
+    needs_reference: bool
+    summary: str
+    check: Callable[[Mapping[str, Any]], list[str]] = field(default=lambda options: [])
+    """What is wrong with a full set of options that have the right types."""
+    package: tuple[str, str] | None = None
+    """(module to import, command that installs it) if the rule cannot do without."""
+
+
+def _check_math(options: Mapping[str, Any]) -> list[str]:
+    read = options["read"]
+    good = len(read) > 0 and all(isinstance(place, str) and place in READ for place in read)
+    problems = [] if good else [f"option `read` is a list of one or more of {', '.join(READ)}, got {list(read)}"]
+    return problems + _check_limit(options)
+
+
+def _check_gym(options: Mapping[str, Any]) -> list[str]:
+    extract = options["extract"]
+    problems = [] if extract in EXTRACT else [f"option `extract` is one of {', '.join(EXTRACT)}, got `{extract}`"]
+    return problems + _check_limit(options)
+
+
+def _check_limit(options: Mapping[str, Any]) -> list[str]:
+    seconds = options["time_limit_seconds"]
+    return [] if 0 < seconds <= 3600 else [f"option `time_limit_seconds` must lie between 0 and 3600, got {seconds}"]
+
+
+TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
+    "after": ("text or null", (str, type(None))),
+    "answer_tag": ("text or null", (str, type(None))),
+    "casefold": ("true or false", (bool,)),
+    "dotall": ("true or false", (bool,)),
+    "extract": ("text", (str,)),
+    "full": ("true or false", (bool,)),
+    "group": ("a group's name or number, or null", (str, int, type(None))),
+    "ignore_case": ("true or false", (bool,)),
+    "limit": ("a whole number of tokens", (int,)),
+    "pattern": ("text", (str,)),
+    "read": ("a list", (list, tuple)),
+    "reverse": ("true or false", (bool,)),
+    "strip": ("true or false", (bool,)),
+    "tag": ("text", (str,)),
+    "target": ("a whole number of tokens", (int,)),
+    "task": ("text or null", (str, type(None))),
+    "time_limit_seconds": ("a number of seconds", (int, float)),
+    "whitespace": ("true or false", (bool,)),
+}
+"""Option -> (what it is, its types). An option of one name is the same thing in every rule."""
+
+
+def check_options(rule: str, options: Mapping[str, Any]) -> list[str]:
+    """What is wrong with `options` for `rule`, as sentences; empty if nothing. Imports nothing heavy.
+
+    >>> check_options("exact", {"casefolds": True})
+    ['rule `exact` has no option `casefolds`, did you mean `casefold`? allowed: after, casefold, strip, whitespace']
+    """
+    if rule not in RULES:
+        return [f"there is no rule `{rule}`{_did_you_mean(rule, RULES)} known: {', '.join(sorted(RULES))}"]
+    known = RULES[rule].options
+    allowed = ", ".join(sorted(known))
+    problems = [f"rule `{rule}` has no option `{name}`{_did_you_mean(name, known)} allowed: {allowed}" for name in options if name not in known]
+    problems += [f"rule `{rule}` needs the option `{name}`" for name in known if known[name] is REQUIRED and name not in options]
+    for name in sorted(set(options) & set(known)):
+        words, types = TYPES[name]
+        if not isinstance(options[name], types) or (isinstance(options[name], bool) and bool not in types):
+            problems.append(f"rule `{rule}`: option `{name}` must be {words}, got {options[name]!r}")
+    if options.get("after") == "":
+        problems.append(f"rule `{rule}`: option `after` must not be empty")
+    if problems:
+        return problems
+    return [f"rule `{rule}`: {problem}" for problem in RULES[rule].check({**known, **options})]
+
+
+def _did_you_mean(word: Any, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(word), known, n=1)
+    return f", did you mean `{close[0]}`?" if close else ";"
+
+
+def require_package(rule: str) -> None:
+    """MachineError, with the command that helps, if the rule needs a package that is not installed. Does not import it."""
+    package = RULES[rule].package
+    if package is not None and importlib.util.find_spec(package[0]) is None:
+        raise MachineError(f"rule `{rule}` needs the package `{package[0]}`, which is not installed", hint=package[1])
+
+
+def open_rule(rule: str) -> Callable[..., float | None]:
+    """The callable of `rule`: its function, or a new HeavyRule, which the caller closes. UsageError for an unknown rule, MachineError as above."""
+    if rule not in RULES:
+        raise UsageError(check_options(rule, {})[0])
+    require_package(rule)
+    function = RULES[rule].function
+    if isinstance(function, str):
+        module, _, name = function.partition(":")
+        function = getattr(importlib.import_module(module), name)
+    return function() if isinstance(function, type) else function
+
+
+# How to add one: write the function (a heavy one in a module of its own, as "module:name"), add a row, and give each new option a row in TYPES.
+# A test holds every row to its function's signature.
+RULES: dict[str, Rule] = {
+    "exact": Rule(
+        function=simple.exact,
+        options={"after": None, "strip": True, "casefold": False, "whitespace": False},
+        needs_reference=True,
+        summary="1 if the answer equals the reference, or one of them",
+    ),
+    "length": Rule(
+        function=simple.length,
+        options={"target": REQUIRED, "limit": REQUIRED, "reverse": False},
+        needs_reference=False,
+        summary="1 up to `target` tokens, falling to 0 at `limit`",
+        check=simple.check_length,
+    ),
+    "math_answer": Rule(
+        function="rftcli.rewards.math_answer:MathAnswer",
+        options={"after": None, "read": READ, "time_limit_seconds": 5.0},
+        needs_reference=True,
+        summary="1 if the last box, `####` line or number equals the reference as mathematics",
+        check=_check_math,
+    ),
+    "reasoning_gym": Rule(
+        function="rftcli.rewards.gym:ReasoningGym",
+        options={"task": None, "extract": "whole", "after": None, "time_limit_seconds": 10.0},
+        needs_reference=False,
+        summary="the score of reasoning-gym's own checker for the row's task",
+        check=_check_gym,
+        package=("reasoning_gym", "pip install reasoning-gym"),
+    ),
+    "regex": Rule(
+        function=simple.regex,
+        options={"pattern": REQUIRED, "dotall": True, "ignore_case": False, "full": False, "group": None, "after": None},
+        needs_reference=False,
+        summary="1 if a pattern is found, or if one of its groups equals the reference",
+        check=simple.check_regex,
+    ),
+    "think_format": Rule(
+        function=simple.think_format,
+        options={"tag": "think", "answer_tag": None},
+        needs_reference=False,
+        summary="1 if the answer is one `<think>..</think>` followed by text that is not empty",
+        check=simple.check_tags,
+    ),
+}

@@ -1,0 +1,173 @@
+"""The live screen, drawn into a recorded terminal."""
+
+import io
+import math
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console as RichConsole
+
+from rftcli.events import EvalDone, Progress, RunEnded, RunStarted, Warned
+from rftcli.observe.console import Console
+from rftcli.observe.history import History
+from rftcli.observe.screen import MIN_COLUMNS, Frame, frame_lines
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]四[/bold red] [/] [link=http://x]\u202e:smile: \ud800" * 7000
+
+
+def _events(step_done, hostile=""):
+    yield RunStarted(time=0.0, attempt=1, step=0, info={"name": f"gsm8k{hostile}", "device": "cpu", "engine": "hf", "ranks": 2, "steps": 200})
+    for step in range(1, 41):
+        yield step_done(
+            step,
+            reward_mean=step / 100,
+            kl=0.001 * step,
+            response_tokens={"mean": 200.0 - step},
+            reward_parts={f"math{hostile}": {"mean": 0.25, "std": 0.5, "errors": 3}},
+            labels={f"easy{hostile}": 0.75},
+            seconds={"rollout": 6.0, f"learn{hostile}": 3.0, "total": 10.0},
+        )
+        if step % 10 == 0:
+            sets = {f"test{hostile}": {"mean@1": {"value": step / 100, "low": 0.1, "high": 0.9}, "prompts": 64}}
+            yield EvalDone(time=1000.0, attempt=1, step=step, seconds=1.0, sets=sets)
+    yield Warned(time=1400.0, attempt=1, step=40, code="truncated", text=f"cut{hostile}")
+    yield Progress(time=1402.0, attempt=1, step=40, stage=f"rollout{hostile}", done=3, of=20)
+
+
+def _text(lines):
+    return "\n".join(line.plain.rstrip() for line in lines)
+
+
+@pytest.fixture
+def history(step_done):
+    history = History()
+    for event in _events(step_done):
+        history.see(event)
+    return history
+
+
+SAMPLE = {"prompt": "What is 2+2?", "completion": "The answer is\n\n4", "reward": 1.0, "finish": "stop"}
+
+
+def test_a_frame(history):
+    assert _text(frame_lines(history, SAMPLE, now=1450.0, width=100)).split("\n") == [
+        "gsm8k  cpu  hf  2 ranks  200 steps",
+        "",
+        "step 40/200 20% ━━━━━━━━━━━━────────────────────────────────────────────────  10.0s/step  eta 26m",
+        "",
+        "now: rollout 3/20  (last sign of life 48.0s ago)",
+        "",
+        "reward    ▁▁▁▁▁▂▂▂▂▂▃▃▃▃▃▄▄▄▄▄▅▅▅▅▅▆▆▆▆▆▇▇▇▇▇█████        0.400",
+        "held out  ▁▃▆█                                            test mean@1 0.400 [0.100,0.900]",
+        "length    █████▇▇▇▇▇▆▆▆▆▆▅▅▅▅▅▄▄▄▄▄▃▃▃▃▃▂▂▂▂▂▁▁▁▁▁        160 tokens",
+        "kl        ▁▁▁▁▁▂▂▂▂▂▃▃▃▃▃▄▄▄▄▄▅▅▅▅▅▆▆▆▆▆▇▇▇▇▇█████        0.040",
+        "",
+        "seconds   █████████████████████████████████████████       10.0s  rollout 60%  learn 30%",
+        "",
+        "! truncated (step 40): cut",
+        "",
+        "reward part                  mean      std  errors",
+        "math                        0.250    0.500       3",
+        "label                      reward",
+        "easy                        0.750",
+        "",
+        "sample of step 40  reward 1.00  stop",
+        "  What is 2+2?",
+        "  The answer is",
+        "",
+        "  4",
+    ]
+
+
+@pytest.mark.parametrize("width", [MIN_COLUMNS, 33, 59, 60, 80, 120, 400])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_any_width_and_any_text_fit(step_done, width, ascii_only):
+    history = History()
+    for event in _events(step_done, hostile=HOSTILE):
+        history.see(event)
+    sample = {"prompt": HOSTILE, "completion": HOSTILE, "reward": "nan", "finish": HOSTILE}
+    lines = frame_lines(history, sample, now=1402.0, width=width, ascii_only=ascii_only)
+    assert all(cell_len(line.plain) <= width for line in lines)
+    text = _text(lines)
+    assert len(lines) < 60
+    assert "\x1b" not in text
+    text.encode("ascii" if ascii_only else "utf-8")
+    assert "40/200" in text
+
+
+def test_narrow_frames_keep_the_numbers(history):
+    text = _text(frame_lines(history, SAMPLE, now=None, width=40))
+    for number in ("step 40/200", "eta 26m", "0.400", "160 tokens", "0.040", "10.0s"):
+        assert number in text
+    assert "now:" not in text
+
+
+def test_a_frame_before_anything_happened():
+    assert _text(frame_lines(History(), None, now=0.0, width=80)).split("\n") == ["run", "", "step 0"]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", math.nan])
+def test_numbers_that_are_not_finite_are_drawn(step_done, value):
+    history = History()
+    history.see(step_done(1, reward_mean=value, kl=value, seconds={"total": value, "rollout": value}))
+    assert str(value) in _text(frame_lines(history, {"reward": value}, now=0.0, width=80))
+
+
+@pytest.fixture
+def terminal():
+    def make(width, height, **kwargs):
+        return RichConsole(width=width, height=height, file=io.StringIO(), record=True, _environ={}, **{"force_terminal": True, **kwargs})
+
+    return make
+
+
+def test_the_live_screen_gives_the_terminal_back_with_one_last_frame(tmp_path, step_done, write_samples, terminal):
+    write_samples(tmp_path, 40, [{"prompt": "P?", "completion": "[bold]一[/bold] " * 20_000, "reward": 0.5}])
+    rich_console = terminal(100, 30)
+    console = Console(tmp_path, console=rich_console, clock=lambda: 1403.0)
+    for event in _events(step_done):
+        console.see(event)
+    console.see(RunEnded(time=1500.0, attempt=1, step=40, status="failed", cause="[red]boom[/red]"))
+    console.close()
+    console.close()
+    raw = rich_console.file.getvalue()
+    assert raw.index("\x1b[?1049h") < raw.index("\x1b[?1049l")  # the second screen, and back
+    assert raw.rindex("\x1b[?25l") < raw.rindex("\x1b[?25h")  # the cursor too
+    assert raw[raw.rindex("\x1b[?1049l") :].count("gsm8k") == 1
+    last = rich_console.export_text().split("gsm8k")[-1]
+    for text in ("failed after 25m00s", "[red]boom[/red]", "step 40/200", "test mean@1 0.400", "sample of step 40  reward 0.500", "[bold]一[/bold]"):
+        assert text in last
+
+
+def test_a_low_terminal_loses_the_sample_first_but_not_in_the_last_frame(history, terminal):
+    rich_console = terminal(100, 12)
+    frame = Frame(lambda draw: draw(history, SAMPLE), clock=lambda: 1403.0)
+    rich_console.print(frame)
+    live = rich_console.export_text()
+    assert "step 40/200" in live
+    assert "sample" not in live
+    assert live.count("\n") == 11
+    frame.final = True
+    rich_console.print(frame)
+    assert "sample of step 40" in rich_console.export_text()
+
+
+def test_a_frame_follows_the_size_of_the_terminal(history, terminal):
+    rich_console = terminal(100, 40)
+    frame = Frame(lambda draw: draw(history, SAMPLE), clock=lambda: 1403.0)
+    for width in (100, 40, 70):
+        rich_console.width = width
+        rich_console.print(frame)
+        lines = rich_console.export_text().split("\n")
+        assert width // 2 < max(cell_len(line) for line in lines) <= width
+
+
+def test_a_pipe_gets_the_last_frame_alone(tmp_path, step_done, terminal):
+    rich_console = terminal(80, 25, force_terminal=False)
+    console = Console(tmp_path, console=rich_console)
+    for event in _events(step_done):
+        console.see(event)
+    assert rich_console.file.getvalue() == ""
+    console.close()
+    assert "\x1b" not in rich_console.file.getvalue()
+    assert "step 40/200" in rich_console.file.getvalue()

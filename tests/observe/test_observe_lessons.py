@@ -1,0 +1,90 @@
+"""When each lesson is taught, in numbers, and that each is taught once."""
+
+import json
+import re
+
+import pytest
+
+from rftcli.observe.lessons import LESSONS, LessonState, lessons
+
+# code -> (steps of metrics that teach it at the last one, steps that must not)
+CASES = {
+    "zero_signal": ([{"zero_signal_fraction": 0.81}] * 5, [{"zero_signal_fraction": 0.8}] * 9),
+    "reward_always_zero": ([{"reward_mean": 0.0, "reward_std": 0.0}] * 5, [{"reward_mean": 0.1, "reward_std": 0.3}] + [{"reward_mean": 0.0}] * 9),
+    "reward_constant": ([{"reward_mean": 1.0, "reward_std": 0.0}] * 5, [{"reward_mean": 1.0, "reward_std": 0.01}] * 9),
+    "truncated": ([{"truncated_fraction": 0.51}], [{"truncated_fraction": 0.5}]),
+    "entropy_collapse": ([{"entropy": 2.0}, {"entropy": 0.19}], [{"entropy": 2.0}, {"entropy": 0.2}]),
+    "kl_large": ([{"kl": 1.01}], [{"kl": 1.0}, {"kl": "nan"}]),
+    "no_gradient": ([{"grad_norm": 0.0}], [{"grad_norm": 1e-12}, {}]),
+    "reward_errors": ([{"reward_errors": e} for e in (1, 1, 2)], [{"reward_errors": e} for e in (0, 1, 2, 0, 2, 2, 2, 1)]),
+    "ratio_off": ([{"ratio_mean": 1.011}], [{"ratio_mean": 0.991}, {"ratio_mean": 1.009}]),
+    "mostly_clipped": ([{"clip_low_fraction": 0.3, "clip_high_fraction": 0.21}], [{"clip_low_fraction": 0.3, "clip_high_fraction": 0.2}]),
+    "updates_skipped": ([{"updates_skipped": 1}], [{"updates_skipped": 0}]),
+}
+KEYS = re.compile(r"`((?:models|data|rollout|rewards|reward_shaping|algorithm|batch|train)\b[a-z_.0-9]*)`")
+
+
+def test_every_lesson_has_a_case():
+    assert [lesson.code for lesson in LESSONS] == list(CASES)
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_taught_at_the_first_step_that_shows_it_and_only_once(code):
+    teaches, _ = CASES[code]
+    state = LessonState(on_policy=True)
+    taught = [dict(lessons(metrics, state)) for metrics in teaches * 3]
+    assert [code in found for found in taught] == [step == len(teaches) - 1 for step in range(len(taught))]
+    text = taught[len(teaches) - 1][code]
+    assert KEYS.search(text), text
+    assert "{" not in text
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_not_taught_at_the_bound(code):
+    state = LessonState(on_policy=True)
+    for metrics in CASES[code][1]:
+        assert code not in dict(lessons(metrics, state))
+
+
+@pytest.mark.parametrize("code", [lesson.code for lesson in LESSONS if lesson.steps > 1])
+def test_a_step_without_it_starts_the_count_anew(code):
+    teaches, _ = CASES[code]
+    state = LessonState(on_policy=True)
+    interrupted = [*teaches[:-1], {"reward_mean": 0.5, "reward_std": 0.5}, *teaches[:-1]]
+    assert all(code not in dict(lessons(metrics, state)) for metrics in interrupted)
+
+
+def test_absent_metrics_teach_nothing():
+    state = LessonState(on_policy=True)
+    assert [lessons({}, state) for _ in range(10)] == [[]] * 10
+
+
+def test_a_ratio_away_from_one_is_expected_off_policy():
+    assert lessons({"ratio_mean": 1.3}, LessonState(on_policy=False)) == []
+
+
+def test_zero_rewards_after_others_are_constant_but_not_always_zero():
+    state = LessonState(on_policy=True)
+    lessons({"reward_mean": 0.5, "reward_std": 0.5}, state)
+    codes = [code for _ in range(5) for code, _ in lessons({"reward_mean": 0.0, "reward_std": 0.0}, state)]
+    assert codes == ["reward_constant"]
+
+
+def test_texts_carry_the_numbers():
+    state = LessonState(on_policy=True)
+    found = dict(lessons({"truncated_fraction": 0.734, "kl": 3.14159, "entropy": 2.0}, state))
+    assert found["truncated"].startswith("73% of the answers")
+    assert "3.14 nats" in found["kl_large"]
+    found = dict(lessons({"entropy": 0.1}, state))
+    assert "to 0.1 nats a token from 2 at the start" in found["entropy_collapse"]
+
+
+def test_the_state_survives_a_resume():
+    first = LessonState(on_policy=True)
+    for metrics in [{"truncated_fraction": 0.9, "entropy": 2.0, "reward_mean": 0.0, "reward_std": 0.0, "reward_errors": 1}] * 4:
+        lessons(metrics, first)
+    resumed = LessonState(on_policy=True)
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert resumed == first
+    found = dict(lessons({"truncated_fraction": 0.9, "entropy": 0.1, "reward_mean": 0.0, "reward_std": 0.0, "reward_errors": 2}, resumed))
+    assert set(found) == {"entropy_collapse", "reward_always_zero", "reward_errors"}

@@ -1,0 +1,128 @@
+"""The lines of a log, character for character."""
+
+import io
+
+import pytest
+
+from rftcli.events import CheckpointSaved, EvalDone, Logged, Progress, RunEnded, RunStarted, StepDone, Warned
+from rftcli.observe.plain import WIDTH, Plain
+
+METRICS = {
+    "reward_mean": 0.5314,
+    "kl": 0.00123,
+    "loss": -0.00312,
+    "grad_norm": 0.84,
+    "lr": 1e-6,
+    "response_tokens": {"mean": 182.4, "max": 256},
+    "truncated_fraction": 0.02,
+    "zero_signal_fraction": 0.25,
+    "seconds": {"rollout": 8.1, "learn": 3.2, "sync": 1.0, "total": 12.3},
+}
+
+
+@pytest.fixture
+def printed(tmp_path):
+    def run(*events):
+        stream = io.StringIO()
+        plain = Plain(tmp_path, stream=stream)
+        for event in events:
+            plain.see(event)
+        plain.close()
+        return stream.getvalue().split("\n")[:-1]
+
+    return run
+
+
+def _start(**info):
+    return RunStarted(time=0.0, attempt=1, step=0, info={"name": "gsm8k", **info})
+
+
+def _step(step, metrics):
+    return StepDone(time=12.3 * step, attempt=1, step=step, metrics=metrics)
+
+
+def _eval(step, sets):
+    return EvalDone(time=0.5, attempt=1, step=step, seconds=1.25, sets=sets)
+
+
+def test_a_whole_run(printed):
+    half = {"mean@1": {"value": 0.5, "low": 0.4, "high": 0.6}, "pass@4": {"value": 0.7}, "prompts": 64, "response_tokens": 12.3, "truncated_fraction": 0.0}
+    lines = printed(
+        _start(ranks=2, device="cpu", engine="hf", steps=200, nested={"left": "out"}),
+        _eval(0, {"gsm8k": half}),
+        _step(1, METRICS),
+        _step(2, {**METRICS, "reward_mean": -1.5, "lr": 1.24e-6}),
+        CheckpointSaved(time=30.0, attempt=1, step=2, path="checkpoints/step_000002", seconds=3.2),
+        Warned(time=30.0, attempt=1, step=2, code="zero_signal", text="All the same."),
+        Logged(time=30.0, attempt=1, step=2, text="stop requested"),
+        RunEnded(time=31.0, attempt=1, step=2, status="stopped", cause="asked to"),
+    )
+    assert lines == [
+        "start gsm8k | attempt 1 | ranks 2 device cpu engine hf steps 200",
+        "eval step 0 | gsm8k 64 prompts | mean@1 0.500 [0.400,0.600] pass@4 0.700 len 12.3 cut 0% | 1.2s",
+        "step   1/200  reward  0.531 eval 0.500  kl 0.0012 loss -0.0031 grad 0.840 lr   1e-6  len  182 cut  2% zero 25%   12.3s roll 66% learn 26%  eta 40m",
+        "step   2/200  reward  -1.50 eval 0.500  kl 0.0012 loss -0.0031 grad 0.840 lr 1.2e-6  len  182 cut  2% zero 25%   12.3s roll 66% learn 26%  eta 40m",
+        "checkpoint step 2 | checkpoints/step_000002 | 3.2s",
+        "warning (step 2) zero_signal: All the same.",
+        "log: stop requested",
+        "end stopped | step 2 | 31.0s",
+        "  cause: asked to",
+    ]
+
+
+def test_only_metrics_that_are_present(printed):
+    assert printed(_step(3, {"reward_mean": 0.25, "grad_norm": "nan"})) == ["step 3  reward  0.250  grad   nan"]
+    assert printed(_step(3, {})) == ["step 3"]
+
+
+def test_steps_line_up(printed):
+    lines = printed(_start(steps=1000), *[_step(step, {**METRICS, "loss": 10.0 ** (step % 5 - 3)}) for step in range(1, 1001)])[1:]
+    assert {line.index("zero") for line in lines} == {lines[0].index("zero")}
+
+
+def test_no_line_is_wider_than_the_bound(printed):
+    huge = {
+        "reward_mean": -123456.0, "kl": -1e-30, "loss": -1e-300, "grad_norm": 1e300, "lr": 1e-300, "response_tokens": {"mean": 123456.0},
+        "truncated_fraction": 0.5, "zero_signal_fraction": 0.5, "seconds": {"a" * 99: 5e6, "b" * 99: 4e6, "total": 1e7},
+    }  # fmt: skip
+    many = {f"pass@{k}": {"value": 0.5, "low": 0.4, "high": 0.6} for k in range(20)}
+    lines = printed(
+        _start(steps=10**9, **{f"key{i}": "x" * 500 for i in range(10)}),
+        _eval(0, {"set" * 100: many}),
+        *[_step(10**9 - 1 + i, huge) for i in range(2)],
+        Warned(time=0.0, attempt=1, step=1, code="c" * 300, text="word " * 100 + "x" * 1000),
+        RunEnded(time=0.0, attempt=1, step=1, status="failed", cause="y" * 100_000),
+    )
+    assert max(len(line) for line in lines) <= WIDTH
+    assert "".join(lines).count("pass@") == 20
+    assert len(lines) < 60
+
+
+def test_hostile_text_cannot_break_out_of_its_line(printed):
+    lines = printed(
+        _start(device="\x1b[2Jcpu\nfake line"),
+        Warned(time=0.0, attempt=1, step=1, code="c\x1b[31m", text="a\x00b\r\x1b]0;x\x07 \ud800 [bold]"),
+    )
+    assert lines == ["start gsm8k | attempt 1 | device cpu fake line", "warning (step 1) c: a\ufffdb  \ufffd [bold]"]
+
+
+def test_a_stream_that_cannot_encode_gets_question_marks(tmp_path):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", newline="\n")
+    Plain(tmp_path, stream=stream).see(Logged(time=0.0, attempt=1, step=0, text="日本 ok"))
+    assert raw.getvalue() == b"log: ?? ok\n"
+
+
+def test_progress_speaks_only_after_thirty_seconds_and_then_in_turns(printed):
+    def progress(time, stage="rollout", step=1):
+        return Progress(time=time, attempt=1, step=step, stage=stage, done=int(time), of=512)
+
+    quick = [progress(float(t)) for t in range(0, 30, 2)]
+    assert printed(*quick) == []
+    slow = [progress(float(t)) for t in range(0, 94, 2)]
+    assert printed(*slow) == [
+        "  rollout 32/512 after 32.0s (step 1)",
+        "  rollout 64/512 after 1m04s (step 1)",
+    ]
+    changing = [progress(float(t), stage="rollout" if t < 20 else "learn", step=1) for t in range(0, 48, 2)]
+    assert printed(*changing) == []

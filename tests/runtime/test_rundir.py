@@ -1,0 +1,129 @@
+"""The run directory: never overwritten, written whole, and readable by anybody who comes later."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rftcli.errors import UsageError
+from rftcli.events import Logged, StepDone, read_events
+from rftcli.runtime.emit import Emitter
+from rftcli.runtime.rundir import DEAD_AFTER_SECONDS, RunDir, State, write_text
+
+
+def test_a_used_directory_is_refused_with_the_ways_out(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    (run.path / "note.txt").write_text("mine")
+    with pytest.raises(UsageError) as caught:
+        RunDir(tmp_path / "run").create()
+    assert "rft resume" in str(caught.value) and "--run-dir" in str(caught.value)
+    assert (run.path / "note.txt").read_text() == "mine"
+
+
+def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    RunDir(tmp_path / "run").create()
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+def test_state_round_trip_and_garbage(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert run.read_state() is None
+    state = State(status="stopped", step=7, attempt=2, cause="asked to", heartbeat=12.5)
+    run.write_state(state)
+    assert run.read_state() == state
+    run.state_file.write_text("{")
+    with pytest.raises(UsageError, match=r"state\.json"):
+        run.read_state()
+
+
+def test_a_run_without_heartbeat_looks_dead() -> None:
+    now = time.time()
+    assert State(status="running", step=1, attempt=1, heartbeat=now - DEAD_AFTER_SECONDS - 1).looks_dead
+    assert not State(status="running", step=1, attempt=1, heartbeat=now).looks_dead
+    assert not State(status="done", step=1, attempt=1, heartbeat=0.0).looks_dead
+
+
+def test_a_checkpoint_without_committed_does_not_exist(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    for step, whole in ((5, True), (10, False), (15, True)):
+        folder = run.checkpoints / f"step_{step:06d}"
+        folder.mkdir()
+        if whole:
+            (folder / "COMMITTED").write_text("")
+    assert [path.name for path in run.committed_checkpoints()] == ["step_000005", "step_000015"]
+
+
+def test_latest_log_follows_the_attempt(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    for number in (1, 2):
+        run.attempt(number).create()
+        assert (run.path / "logs" / "latest").resolve() == run.attempt(number).logs
+    assert run.last_attempt() == 2
+
+
+def test_write_text_leaves_the_old_file_when_the_new_one_fails(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    write_text(target, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(target, "\ud800")
+    assert target.read_text() == "old"
+
+
+def test_emitter_writes_and_beats_only_on_rank_zero(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    silent = Emitter(run, 1, writes=False)
+    silent.log("nothing")
+    silent.state("running", step=1)
+    silent.close()
+    assert not run.events.exists() and run.read_state() is None
+    emit = Emitter(run, 1, writes=True)
+    emit.state("running", step=3)
+    emit.at(3)
+    emit.emit(StepDone(time=1.0, attempt=1, step=3, metrics={"loss": float("nan"), "seconds": {"total": 1.0}}))
+    emit.log("hello")
+    emit.close()
+    events = list(read_events(run.events))
+    assert [event.kind for event in events] == ["step", "log"]
+    assert isinstance(events[0], StepDone) and events[0].metrics == {"loss": "nan", "seconds": {"total": 1.0}}
+    state = run.read_state()
+    assert state is not None and state.step == 3 and state.status == "running"
+
+
+def test_progress_is_thinned(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    emit = Emitter(run, 1, writes=True)
+    for done in range(1000):
+        emit.progress("rollout", done, 1000)
+    emit.close()
+    assert len(list(read_events(run.events))) == 1
+
+
+def test_a_torn_line_does_not_swallow_the_next_attempt(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    run.events.write_text('{"event": "log", "time": 1.0, "attempt": 1, "step": 0, "text": "whole"}\n{"event": "log", "ti')
+    emit = Emitter(run, 2, writes=True)
+    emit.log("after")
+    emit.close()
+    texts = [event.text for event in read_events(run.events) if isinstance(event, Logged)]
+    assert texts == ["whole", "after"]
+
+
+def test_stop_request_is_read_back(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    attempt = run.attempt(1)
+    attempt.create()
+    assert attempt.stop_reason() is None
+    attempt.request_stop("interrupt")
+    assert attempt.stop_reason() == "interrupt"
+    assert not [name for name in os.listdir(attempt.path) if name.startswith(".stop")]

@@ -1,0 +1,159 @@
+"""The house stands: arrows point down, light rooms stay light, tables and recipe agree."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import rftcli
+
+ROOT = Path(rftcli.__file__).parent
+BASE = {"errors", "types", "events", "protocols", "codec"}
+# Room -> rooms or single modules it may import from, besides itself and BASE.
+ARROWS: dict[str, set[str]] = {
+    "algo": set(),
+    "recipe": set(),
+    "builtin": set(),
+    "data": {"algo.keyed"},
+    "rewards": set(),
+    "plan": {"recipe.sections", "algo.batchmath", "data.spec", "rewards.spec"},
+    "probe": {"plan.facts", "data"},
+    "engines": {"algo"},
+    "models": {"algo"},
+    "stages": {"algo", "plan.plan"},
+    "observe": set(),
+    "runtime": {"algo", "builtin", "data", "engines", "models", "observe", "plan", "probe", "recipe", "rewards", "stages"},
+    "cli": {"observe", "plan", "probe", "recipe", "runtime"},
+}
+LIGHT = [
+    "rftcli.errors", "rftcli.types", "rftcli.events", "rftcli.protocols", "rftcli.codec",
+    "rftcli.recipe.load", "rftcli.recipe.rules", "rftcli.recipe.explain", "rftcli.recipe.schema",
+    "rftcli.plan.compile", "rftcli.plan.show", "rftcli.probe.machine", "rftcli.probe.model", "rftcli.probe.data",
+    "rftcli.data.rows", "rftcli.data.source", "rftcli.data.prompts", "rftcli.rewards.rules", "rftcli.rewards.table", "rftcli.rewards.functions",
+    "rftcli.builtin", "rftcli.engines.fake", "rftcli.engines.table", "rftcli.observe.table", "rftcli.observe.history", "rftcli.observe.plain",
+    "rftcli.observe.lessons", "rftcli.observe.follow", "rftcli.runtime.prepare", "rftcli.runtime.start", "rftcli.runtime.launch",
+    "rftcli.cli.main", "rftcli.cli.train", "rftcli.cli.resume", "rftcli.cli.evaluate", "rftcli.cli.validate", "rftcli.cli.plan",
+]  # fmt: skip
+HEAVY = ("torch", "transformers", "deepspeed", "vllm", "diffusers")
+
+
+def imports(path: Path) -> set[str]:
+    """Our modules that a file imports, without the package name: `algo.keyed`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("rftcli.") for name in found if name.startswith("rftcli.")}
+
+
+def modules(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def test_every_room_is_known() -> None:
+    rooms = {path.name for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").is_file()}
+    assert rooms == set(ARROWS)
+
+
+@pytest.mark.parametrize("room", sorted(ARROWS))
+def test_arrows_point_down(room: str) -> None:
+    allowed = {room} | BASE | ARROWS[room]
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules(room)
+        for name in imports(path)
+        if not any(name == target or name.startswith(f"{target}.") for target in allowed | {"__version__"})
+    ]
+    assert not wrong, wrong
+
+
+def test_base_imports_no_room() -> None:
+    for name in BASE:
+        wrong = {item for item in imports(ROOT / f"{name}.py") if item.split(".")[0] not in BASE}
+        assert not wrong, (name, wrong)
+
+
+def test_light_rooms_are_light() -> None:
+    """In one fresh process: importing every module that must stay light loads none of the heavy packages."""
+    code = f"import sys, importlib\nfor name in {LIGHT!r}:\n    importlib.import_module(name)\n    bad = [h for h in {HEAVY!r} if h in sys.modules]\n    assert not bad, (name, bad)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_pydantic_only_in_recipe() -> None:
+    for path in ROOT.rglob("*.py"):
+        if "recipe" not in path.relative_to(ROOT).parts:
+            assert "import pydantic" not in path.read_text() and "from pydantic" not in path.read_text(), path
+
+
+def test_the_process_group_has_one_door() -> None:
+    allowed = {"runtime/world.py", "runtime/learner.py"}
+    for path in ROOT.rglob("*.py"):
+        if "torch.distributed" in path.read_text() or "deepspeed.comm" in path.read_text():
+            assert str(path.relative_to(ROOT)) in allowed, path
+
+
+def test_only_cli_and_observe_print() -> None:
+    for path in ROOT.rglob("*.py"):
+        room = path.relative_to(ROOT).parts[0]
+        if room in ("cli", "observe", "__main__.py"):
+            continue
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"]
+        allowed = {"runtime/rank.py", "rewards/math_worker.py"}  # a rank's own log; a worker's reply line
+        assert not calls or str(path.relative_to(ROOT)) in allowed, path
+
+
+def literal(section: type, field: str) -> set[object]:
+    found: set[object] = set()
+
+    def walk(hint: object) -> None:
+        for argument in get_args(hint):
+            if get_args(argument):
+                walk(argument)
+            elif isinstance(argument, (str, int)) and not isinstance(argument, bool):
+                found.add(argument)
+
+    walk(section.model_fields[field].annotation)  # type: ignore[attr-defined]
+    return found or set(get_args(section.model_fields[field].annotation))  # type: ignore[attr-defined]
+
+
+def test_tables_equal_schema() -> None:
+    from rftcli.algo.advantages import ADVANTAGES
+    from rftcli.algo.kl import KLS
+    from rftcli.algo.losses import LOSSES
+    from rftcli.algo.reduce import AGGREGATES
+    from rftcli.algo.schedules import SCHEDULES
+    from rftcli.engines.table import SAMPLERS
+    from rftcli.recipe import sections
+    from rftcli.rewards import spec
+
+    assert literal(sections.Advantage, "kind") == set(ADVANTAGES)
+    assert literal(sections.Loss, "kind") == set(LOSSES)
+    assert literal(sections.Loss, "aggregate") == set(AGGREGATES)
+    assert literal(sections.Kl, "estimator") == set(KLS)
+    assert literal(sections.Optimizer, "schedule") == set(SCHEDULES)
+    assert literal(sections.Rollout, "engine") - {"auto"} == set(SAMPLERS)
+    assert literal(sections.RewardPart, "on_error") == set(spec.ON_ERROR)
+    assert literal(sections.RewardPart, "text") == set(spec.TEXTS)
+
+
+def test_the_loop_reads_like_the_design() -> None:
+    """One screen, no branch on algorithm, engine, modality or tracker."""
+    source = (ROOT / "runtime" / "loop.py").read_text()
+    run = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == "run")
+    assert run.end_lineno is not None and run.end_lineno - run.lineno < 45
+    words = ("grpo", "rloo", "hf", "vllm", "fake", "wandb", "tensorboard", "cuda", "image")
+    assert not [word for word in words if f'"{word}"' in source]
+
+
+def test_files_stay_readable() -> None:
+    long = {str(path.relative_to(ROOT)): count for path in ROOT.rglob("*.py") if (count := len(path.read_text().splitlines())) > 400}
+    assert not long
