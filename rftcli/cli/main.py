@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 
 from rftcli import __version__
-from rftcli.errors import EXIT_OK, EXIT_USAGE, RftError
+from rftcli.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RftError
 
 # How to add one: write `cli/<file>.py` with a typer app of one command called `app`, and add its row.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -42,17 +42,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(name: str, arguments: list[str]) -> int:
     """Run one command; the exit code. Errors that a person can fix are shown without a traceback."""
-    import click
+    import typer
     import typer.main
+
+    # Some versions of typer bring a click of their own; its errors are found through the one that typer exports.
+    click_exception = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
     command = typer.main.get_command(import_module(COMMANDS[name][0]).app)
     try:
         code = command.main(arguments, prog_name=f"rft {name}", standalone_mode=False)
-    except click.exceptions.Exit as leave:
+    except typer.Exit as leave:
         return leave.exit_code
-    except click.exceptions.Abort:
-        return 130
-    except click.ClickException as error:
+    except typer.Abort:
+        return EXIT_INTERRUPTED
+    except click_exception as error:
         error.show()
         return EXIT_USAGE
     except RftError as error:

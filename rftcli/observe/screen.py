@@ -57,8 +57,7 @@ def frame_lines(history: History, sample: Mapping[str, Any] | None, now: float |
     """All lines of a frame, none wider than `width` columns. `now` in seconds since the epoch; None: nothing is going on any more."""
     sections = (
         _header(history),
-        _progress(history, width, ascii_only),
-        _stage(history, now),
+        (*_progress(history, width, ascii_only), *_stage(history, now)),
         _curves(history, width, ascii_only),
         _seconds(history, width, ascii_only),
         _warnings(history, width),

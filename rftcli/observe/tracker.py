@@ -77,13 +77,18 @@ def track(run_dir: Path, attempt: int, spec: Mapping[str, Any], parent: int, clo
 
     audience = Audience(observers, failed)
     follow(run_dir, [audience], attempt, from_start=False, stop=lambda: os.getppid() != parent)
+    late = close_within(audience, close_seconds)
+    for observer in late:
+        status.failed(names[id(observer)], LATE)
+    return not late
+
+
+def close_within(audience: Audience, seconds: float) -> tuple[Observer, ...]:
+    """Close all observers in a thread of their own, and wait for it that long. Returns those that were not finished by then."""
     closing = threading.Thread(target=audience.close, name="close-trackers", daemon=True)
     closing.start()
-    closing.join(close_seconds)
-    if closing.is_alive():
-        for observer in audience.observers:
-            status.failed(names[id(observer)], LATE)
-    return not closing.is_alive()
+    closing.join(seconds)
+    return audience.observers
 
 
 def main(arguments: list[str] | None = None) -> int:

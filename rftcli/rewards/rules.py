@@ -105,6 +105,11 @@ def check_options(rule: str, options: Mapping[str, Any]) -> list[str]:
     return [f"rule `{rule}`: {problem}" for problem in RULES[rule].check({**known, **options})]
 
 
+def needs_reference(rule: str, options: Mapping[str, Any]) -> bool:
+    """Whether every row that this rule scores must have a reference answer."""
+    return RULES[rule].needs_reference or options.get("group") is not None
+
+
 def _did_you_mean(word: Any, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(word), known, n=1)
     return f", did you mean `{close[0]}`?" if close else ";"

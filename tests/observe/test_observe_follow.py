@@ -82,7 +82,14 @@ def test_a_later_attempt_means_that_this_one_is_over(tmp_path, step_done, append
 
 
 def test_a_torn_line_in_the_middle_is_passed_over(tmp_path, step_done):
-    lines = [to_line(step_done(1)), to_line(step_done(2))[:40], to_line(step_done(3)), '{"event": "from_the_future", "time": 1}', "", to_line(_end(1))]
+    lines = [
+        to_line(step_done(1)),
+        to_line(step_done(2))[:40],
+        to_line(step_done(3)),
+        '{"event": "from_the_future", "time": 1}',
+        "",
+        to_line(_end(1)),
+    ]
     (tmp_path / "events.jsonl").write_bytes("\n".join(lines).encode() + b"\n")
     recorder = Recorder()
     assert follow(tmp_path, [recorder], attempt=1) == _end(1)

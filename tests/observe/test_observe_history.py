@@ -43,7 +43,11 @@ def test_series_in_bounded_memory_keeps_its_ends_and_its_shape(count, limit):
 
 def _eval(step, attempt, value, time=0.0):
     return EvalDone(
-        time=time, attempt=attempt, step=step, seconds=1.0, sets={"gsm8k": {"mean@1": {"value": value, "low": value - 0.1, "high": value + 0.1}, "prompts": 64}}
+        time=time,
+        attempt=attempt,
+        step=step,
+        seconds=1.0,
+        sets={"gsm8k": {"mean@1": {"value": value, "low": value - 0.1, "high": value + 0.1}, "prompts": 64}},
     )
 
 
@@ -54,7 +58,9 @@ def crash_and_resume(step_done):
         events.append(RunStarted(time=1000.0 * attempt + 10.0 * (first - 1), attempt=attempt, step=first - 1, info={"steps": 14, "name": "x"}))
         for step in range(first, last + 1):
             extra = {"only_in_first": 1.0} if attempt == 1 else {}
-            events.append(step_done(step, attempt, reward_mean=100.0 * attempt + step, seconds={"rollout": 6.0, "learn": 3.0, "total": 10.0}, **extra))
+            events.append(
+                step_done(step, attempt, reward_mean=100.0 * attempt + step, seconds={"rollout": 6.0, "learn": 3.0, "total": 10.0}, **extra)
+            )
             if step % 2 == 0:
                 events.append(_eval(step, attempt, 0.01 * step + attempt, time=events[-1].time))
     return events
@@ -70,7 +76,9 @@ def test_the_last_attempt_of_a_step_wins_and_nothing_else_is_lost(step_done):
     curve = history.series["reward_mean"]
     assert dict(zip(curve.steps, curve.values, strict=True)) == steps
     assert steps == {**{s: 100.0 + s for s in range(1, 9)}, **{s: 300.0 + s for s in range(9, 15)}}
-    assert {s: e["gsm8k"]["mean@1"]["value"] for s, e in history.evals.items()} == {e.step: e.sets["gsm8k"]["mean@1"]["value"] for e in kept if e.kind == "eval"}
+    assert {s: e["gsm8k"]["mean@1"]["value"] for s, e in history.evals.items()} == {
+        e.step: e.sets["gsm8k"]["mean@1"]["value"] for e in kept if e.kind == "eval"
+    }
     assert list(history.series["only_in_first"].steps) == list(range(1, 9))  # redone steps no longer have it
     assert list(history.series["eval.gsm8k.mean@1"].values) == pytest.approx([1.02, 1.04, 1.06, 1.08, 3.10, 3.12, 3.14])
 

@@ -46,7 +46,14 @@ def _eval(step, sets):
 
 
 def test_a_whole_run(printed):
-    half = {"mean@1": {"value": 0.5, "low": 0.4, "high": 0.6}, "pass@4": {"value": 0.7}, "prompts": 64, "response_tokens": 12.3, "truncated_fraction": 0.0}
+    rest = "len  182 cut  2% zero 25%   12.3s roll 66% learn 26%  eta 40m"
+    half = {
+        "mean@1": {"value": 0.5, "low": 0.4, "high": 0.6},
+        "pass@4": {"value": 0.7},
+        "prompts": 64,
+        "response_tokens": 12.3,
+        "truncated_fraction": 0.0,
+    }
     lines = printed(
         _start(ranks=2, device="cpu", engine="hf", steps=200, nested={"left": "out"}),
         _eval(0, {"gsm8k": half}),
@@ -60,8 +67,8 @@ def test_a_whole_run(printed):
     assert lines == [
         "start gsm8k | attempt 1 | ranks 2 device cpu engine hf steps 200",
         "eval step 0 | gsm8k 64 prompts | mean@1 0.500 [0.400,0.600] pass@4 0.700 len 12.3 cut 0% | 1.2s",
-        "step   1/200  reward  0.531 eval 0.500  kl 0.0012 loss -0.0031 grad 0.840 lr   1e-6  len  182 cut  2% zero 25%   12.3s roll 66% learn 26%  eta 40m",
-        "step   2/200  reward  -1.50 eval 0.500  kl 0.0012 loss -0.0031 grad 0.840 lr 1.2e-6  len  182 cut  2% zero 25%   12.3s roll 66% learn 26%  eta 40m",
+        f"step   1/200  reward  0.531 eval 0.500  kl 0.0012 loss -0.0031 grad 0.840 lr   1e-6  {rest}",
+        f"step   2/200  reward  -1.50 eval 0.500  kl 0.0012 loss -0.0031 grad 0.840 lr 1.2e-6  {rest}",
         "checkpoint step 2 | checkpoints/step_000002 | 3.2s",
         "warning (step 2) zero_signal: All the same.",
         "log: stop requested",

@@ -27,7 +27,9 @@ def test_make_observer(tmp_path):
 
 
 def test_importing_observers_loads_nothing_heavy():
-    modules = sorted({row.split(":")[0] for row in OBSERVERS.values()} | {f"rftcli.observe.{m}" for m in ("follow", "tracker", "history", "lessons", "table")})
+    modules = sorted(
+        {row.split(":")[0] for row in OBSERVERS.values()} | {f"rftcli.observe.{m}" for m in ("follow", "tracker", "history", "lessons", "table")}
+    )
     code = f"""
 import importlib, sys
 for module in {modules!r}:

@@ -28,7 +28,9 @@ def _eval(step, attempt, value):
 def test_every_number_under_its_name_and_step(tmp_path, step_done, read):
     board = TensorBoard(tmp_path, True)
     board.see(_eval(0, 1, 0.25))
-    board.see(step_done(7, reward_mean=0.5, reward_parts={"math": {"mean": 0.25, "errors": 2}}, seconds={"rollout": 3}, kl="nan", huge=1e300, note="text"))
+    board.see(
+        step_done(7, reward_mean=0.5, reward_parts={"math": {"mean": 0.25, "errors": 2}}, seconds={"rollout": 3}, kl="nan", huge=1e300, note="text")
+    )
     written = read(tmp_path / "tensorboard")  # readable while the run goes on
     board.close()
     board.close()

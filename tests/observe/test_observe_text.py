@@ -42,14 +42,25 @@ def test_short_is_short(value):
         assert float(short(value)) == pytest.approx(value, rel=0.06)
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.0, "0%"), (0.001, "<1%"), (0.254, "25%"), (0.999, "99%"), (1.0, "100%"), (1.5, "150%"), (math.nan, "nan")])
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0, "0%"), (0.001, "<1%"), (0.254, "25%"), (0.999, "99%"), (1.0, "100%"), (1.5, "150%"), (math.nan, "nan")]
+)
 def test_percent_never_rounds_to_all_or_nothing(share, text):
     assert percent(share) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0.0s"), (9.44, "9.4s"), (59.96, "1m00s"), (185, "3m05s"), (3599.6, "1h00m"), (7620, "2h07m"), (86400 * 3 + 4 * 3600, "3d04h"), (-1, "0.0s")],
+    [
+        (0, "0.0s"),
+        (9.44, "9.4s"),
+        (59.96, "1m00s"),
+        (185, "3m05s"),
+        (3599.6, "1h00m"),
+        (7620, "2h07m"),
+        (86400 * 3 + 4 * 3600, "3d04h"),
+        (-1, "0.0s"),
+    ],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text

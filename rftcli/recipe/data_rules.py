@@ -1,0 +1,153 @@
+"""Rules across keys of the sections `rewards` and `data`; `rules` has the table.
+
+Each yields a `Finding` for every breach. What is left out: the rows themselves, which a scan of the data looks at.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+
+from rftcli.recipe.finding import Finding, KnownRules
+from rftcli.recipe.names import did_you_mean
+from rftcli.recipe.paths import KeyPath
+from rftcli.recipe.sections import DataSource, Recipe
+
+
+def _sources(recipe: Recipe) -> Iterator[tuple[KeyPath, DataSource]]:
+    for index, source in enumerate(recipe.data.train):
+        yield ("data", "train", index), source
+    for name, other in recipe.data.eval.items():
+        yield ("data", "eval", name), other
+
+
+def rewards_empty(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    if not recipe.rewards:
+        hint = "`rft explain rewards`"
+        yield Finding(path=("rewards",), message="has no entry", reason="at least one label needs a reward", hint=hint, at_key=True)
+    for label, reward in recipe.rewards.items():
+        if not reward.parts:
+            yield Finding(path=("rewards", label, "parts"), message="has no part", reason="a reward is the sum of its parts", at_key=True)
+
+
+def rewards_weightless(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    for label, reward in recipe.rewards.items():
+        if reward.parts and all(part.weight == 0 for part in reward.parts):
+            reason = "every completion would have the reward 0"
+            yield Finding(path=("rewards", label, "parts"), message="all weights are 0", reason=reason, at_key=True)
+
+
+def part_source(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    for label, reward in recipe.rewards.items():
+        for index, part in enumerate(reward.parts):
+            here = ("rewards", label, "parts", index)
+            if part.rule is None and part.python is None:
+                yield Finding(path=here, message="needs `rule` or `python`", reads=((*here, "rule"), (*here, "python")), at_key=True)
+            if part.rule is not None and part.python is not None:
+                yield Finding(path=(*here, "python"), message="`rule` and `python` exclude each other", reason="write them as two parts")
+
+
+def part_names(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    for label, reward in recipe.rewards.items():
+        counts = Counter(part.shown_name for part in reward.parts)
+        seen: set[str] = set()
+        for index, part in enumerate(reward.parts):
+            name = part.shown_name
+            if name and counts[name] > 1 and name in seen:
+                yield Finding(
+                    path=("rewards", label, "parts", index),
+                    message=f"a second part named `{name}`",
+                    reason="logs could not tell them apart",
+                    hint="give it a `name`",
+                    at_key=True,
+                )
+            seen.add(name)
+
+
+def known_rule(recipe: Recipe, known: KnownRules | None) -> Iterator[Finding]:
+    for label, reward in recipe.rewards.items():
+        for index, part in enumerate(reward.parts):
+            if known is not None and part.rule is not None and part.rule not in known:
+                path = ("rewards", label, "parts", index, "rule")
+                names = tuple(sorted(known))
+                yield Finding(path=path, message=f"unknown rule `{part.rule}`", reason=did_you_mean(part.rule, names), allowed=names)
+
+
+def known_option(recipe: Recipe, known: KnownRules | None) -> Iterator[Finding]:
+    for label, reward in recipe.rewards.items():
+        for index, part in enumerate(reward.parts):
+            names = known.get(part.rule or "") if known is not None else None
+            for option in part.options if names is not None else ():
+                if option not in names:
+                    yield Finding(
+                        path=("rewards", label, "parts", index, "options", option),
+                        message=f"`{part.rule}` has no option `{option}`",
+                        reason=did_you_mean(option, names),
+                        allowed=tuple(sorted(names)),
+                        at_key=True,
+                    )
+
+
+def data_empty(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    if not recipe.data.train:
+        yield Finding(path=("data", "train"), message="has no set", reason="there is nothing to train on", at_key=True)
+
+
+def data_source(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    for here, source in _sources(recipe):
+        if source.path is None and source.python is None:
+            yield Finding(path=here, message="needs `path` or `python`", reads=((*here, "path"), (*here, "python")), at_key=True)
+        if source.path is not None and source.python is not None:
+            yield Finding(path=(*here, "python"), message="`path` and `python` exclude each other", reason="write them as two sets")
+        if source.options and source.python is None:
+            yield Finding(
+                path=(*here, "options"),
+                message="only a `python` source takes options",
+                reason="they would have no effect",
+                reads=((*here, "python"),),
+                at_key=True,
+            )
+
+
+def source_names(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for index, source in enumerate(recipe.data.train):
+        if source.name is not None and source.name in seen:
+            yield Finding(path=("data", "train", index, "name"), message=f"a second set named `{source.name}`", reason="row ids would clash")
+        seen.add(source.name or f"train{index or ''}")
+
+
+def reference_pattern(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    for here, source in _sources(recipe):
+        if source.extract_reference is None:
+            continue
+        path = (*here, "extract_reference")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what a later Python may read differently works today
+                groups = re.compile(source.extract_reference).groups
+        except (re.error, OverflowError, RecursionError) as error:
+            yield Finding(path=path, message=f"not a regular expression: {error}", hint="single quotes keep backslashes as they are")
+            continue
+        if groups != 1:
+            yield Finding(path=path, message=f"needs one group in parentheses, has {groups}", reason="the reference is what the group finds")
+
+
+def label_without_reward(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    for here, source in _sources(recipe):
+        if source.columns.label is not None or not recipe.rewards:
+            continue  # the rows say which; a scan of the data knows
+        label = source.label or "default"
+        if label not in recipe.rewards:
+            written = source.label is not None
+            yield Finding(
+                path=(*here, "label") if written else here,
+                message=f"no entry `{label}` in rewards" if written else "rows without a label need an entry `default` in rewards",
+                reason=did_you_mean(label, tuple(recipe.rewards)) if written else None,
+                allowed=tuple(recipe.rewards) if written else (),
+                hint=None if written else f"set `label`, for example `label: {next(iter(recipe.rewards))}`",
+                reads=(("rewards",), (*here, "label"), (*here, "columns")),
+                at_key=not written,
+            )

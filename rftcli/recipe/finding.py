@@ -1,0 +1,24 @@
+"""What a rule across keys finds. Apart from the rules, so that they can be spread over files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from rftcli.recipe.paths import KeyPath
+
+KnownRules = Mapping[str, Collection[str]]
+"""Name of a reward rule -> names of its options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One breach of a rule. `path` is where it is shown."""
+
+    path: KeyPath
+    message: str
+    reason: str | None = None
+    hint: str | None = None
+    allowed: tuple[str, ...] = ()
+    reads: tuple[KeyPath, ...] = ()
+    at_key: bool = False

@@ -1,0 +1,209 @@
+"""User functions, `python: package.module:function`: found with an error that says what to fix, called with one completion at a time.
+
+A function gets keyword arguments, only those that its signature names (all of them for `**kwargs`): the fields of RECORD, and its part's `options`.
+It returns one number, or None to abstain, and may be `async`. It is called from several threads at once, so it must not rely on signals; `async`
+functions of one table share one event loop. What else it returns or raises is an error of that one sample, as text that names the function.
+
+Leaves out the weighted sum (`table`) and limits of time: a function that never returns holds up its step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import inspect
+import math
+import numbers
+import reprlib
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rftcli.errors import UsageError
+
+RECORD: Mapping[str, str] = {
+    "prompt": "the prompt as the model read it",
+    "completion": "the answer's text, a scored prefill in front",
+    "completion_ids": "the sampled token ids, a list",
+    "reference": "the row's reference answer, or None",
+    "label": "the row's label",
+    "columns": "all columns of the row, a mapping",
+    "messages": "the chat turns of the prompt, a list",
+    "finish": "stop, length or abort",
+    "tokens": "number of sampled tokens",
+    "sample": "index within the group, -1 for a greedy twin",
+    "draw": "index of the draw, the group's identity",
+    "step": "the step of the run, or None outside of one",
+}
+"""What a function may ask for, and what it is."""
+ROLES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+LIMIT = 1e18
+"""A larger value is an error: rewards become float32, and their squares must fit."""
+
+
+class UserFunction:
+    """A resolved function with its options. Callable from any thread."""
+
+    def __init__(self, target: str, function: Callable[..., Any], wanted: Sequence[str], options: Mapping[str, Any], loop: EventLoop) -> None:
+        self._target, self._function, self._wanted, self._options, self._loop = target, function, tuple(wanted), dict(options), loop
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+    def __call__(self, record: Mapping[str, Any]) -> Any:
+        """What the function returns for a record with the fields of RECORD. Raises whatever it raises."""
+        result = self._function(**{name: record[name] for name in self._wanted}, **self._options)
+        return self._loop.run(result) if self._is_async else result
+
+
+class EventLoop:
+    """An event loop in a thread of its own, started when first needed: asynchronous functions of all threads run there side by side."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """The coroutine's result; blocks the calling thread."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True)
+                self._thread.start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread."""
+        if self._loop is None or self._thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = self._thread = None
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def load_function(target: str, options: Mapping[str, Any], search_path: Iterable[Path | str] = (), loop: EventLoop | None = None) -> UserFunction:
+    """The function `package.module:function`, also `module:Class.method`. Imports the module; directories of `search_path` come before what is
+    installed while it is imported, and behind it afterwards (a module may import its neighbours late).
+
+    UsageError: the text is no target, the module is not there or fails, the attribute is not there or not callable, or the signature asks for
+    something that is neither in RECORD nor in `options`.
+    """
+    module_name, colon, path = target.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
+        raise UsageError(f"`{target}` does not name a function", hint="write `package.module:function`")
+    module = _import(module_name, target, [str(Path(entry).resolve()) for entry in search_path])
+    value: Any = module
+    for name in path.split("."):
+        try:
+            value = getattr(value, name)
+        except AttributeError:
+            where = f"`{module_name}` ({module.__file__})" if value is module else f"`{value!r}`"
+            raise UsageError(f"{where} has no `{name}`, for reward function `{target}`", hint=_close(name, vars(module))) from None
+    if not callable(value):
+        raise UsageError(f"reward function `{target}` is a {type(value).__name__}, which cannot be called")
+    return UserFunction(target, value, _wanted(target, value, options), options, loop or EventLoop())
+
+
+def _import(name: str, target: str, search_path: list[str]) -> ModuleType:
+    with _first_on_path(search_path):
+        importlib.invalidate_caches()
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+                raise UsageError(f"reward function `{target}`: importing `{name}` failed: {error}") from error
+            beside = {file.stem: None for folder in search_path for file in Path(folder).glob("*.py")}
+            looked = ", ".join(search_path) or "the installed packages"
+            raise UsageError(f"reward function `{target}`: there is no module `{error.name}`; looked in {looked}", hint=_close(name, beside)) from None
+        except Exception as error:  # code of the user: whatever it raises is its author's to read
+            raise UsageError(f"reward function `{target}`: importing `{name}` failed: {describe(error)}") from error
+
+
+@contextmanager
+def _first_on_path(entries: list[str]) -> Iterator[None]:
+    added = [entry for entry in entries if entry not in sys.path]
+    sys.path[:0] = added
+    try:
+        yield
+    finally:
+        for entry in added:
+            sys.path.remove(entry)
+        sys.path.extend(added)
+
+
+def _close(word: str, known: Iterable[str]) -> str | None:
+    close = difflib.get_close_matches(word, [name for name in known if not name.startswith("__")], n=1)
+    return f"did you mean `{close[0]}`?" if close else None
+
+
+def _wanted(target: str, function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
+    """Fields of RECORD to pass. UsageError if the function cannot be called with them and `options`."""
+    clash = sorted(set(options) & set(RECORD))
+    if clash:
+        raise UsageError(f"reward function `{target}`: options {clash} have names that the record of a completion has")
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"reward function `{target}` has no signature to read: {error}") from None
+    everything = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
+    named = {name: item for name, item in parameters.items() if item.kind in ROLES}
+    for name, item in parameters.items():
+        required = item.default is inspect.Parameter.empty and item.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        if required and (name not in named or (name not in RECORD and name not in options)):
+            hint = _close(name, RECORD) or f"it may ask for {', '.join(RECORD)}, and for its `options`"
+            raise UsageError(f"reward function `{target}` asks for `{name}`, which no completion has", hint=hint)
+    unknown = sorted(name for name in options if name not in named and not everything)
+    if unknown:
+        raise UsageError(f"reward function `{target}` takes no option {', '.join(f'`{name}`' for name in unknown)}", hint=_close(unknown[0], named))
+    return [name for name in RECORD if everything or name in named]
+
+
+def as_number(name: str, value: Any) -> float | None:
+    """The value that rule or function `name` returned for one completion, as a float; None abstains. TypeError or ValueError for anything but one
+    finite real number: text, lists and tensors of any shape, a coroutine that nobody awaited, nan, infinity, or beyond LIMIT."""
+    if value is None:
+        return None
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        if not math.isfinite(number) or abs(number) > LIMIT:
+            raise ValueError(f"`{name}` returned {number}, expected a finite number of at most {LIMIT:g}")
+        return number
+    if inspect.iscoroutine(value):
+        value.close()  # or python warns that it was never awaited, at some later time and place
+    awaitable = " that was not awaited (declare the function `async def`)" if isinstance(value, Awaitable) else ""
+    raise TypeError(f"`{name}` must return 1 number for 1 completion, or None; got {_count(value)}{awaitable}: {reprlib.repr(value)}")
+
+
+def _count(value: Any) -> str:
+    kind = type(value).__name__
+    if isinstance(value, Sized) and not isinstance(value, (str, bytes)):
+        try:
+            return f"{len(value)} values ({kind})"
+        except TypeError:  # a tensor without dimensions
+            return f"a {kind}"
+    return f"a {kind}"
+
+
+def describe(error: BaseException) -> str:
+    """One line about an exception of somebody's code: type, text, and where it was raised."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames:
+        text += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
+    if "signal only works in main thread" in text:
+        text += "; rewards run in threads: switch the library's own signal-based time limit off, or use the rule `math_answer`"
+    return text

@@ -1,0 +1,188 @@
+"""What the ranks of `ranks.on_ranks` do. Run as a script by it; every function takes the world first and returns something picklable."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def tiny_model(seed: int = 0) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=128, tie_word_embeddings=True, attn_implementation="sdpa",
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def experiences(count: int = 12) -> list[Any]:
+    """Fixed completions of very different lengths; one without a reward, one without a token, one truncated to nothing trained."""
+    from rftcli.types import Experience
+
+    generator = torch.Generator().manual_seed(7)
+    found = []
+    for index in range(count):
+        prompt, length = 3 + index % 4, [1, 9, 4, 0, 17, 6][index % 6]
+        mask = torch.ones(length, dtype=torch.bool)
+        if index == 2:
+            mask[:] = False
+        found.append(
+            Experience(
+                sample=None,  # type: ignore[arg-type]
+                token_ids=torch.randint(0, 97, (prompt + length,), generator=generator),
+                prompt_tokens=prompt,
+                mask=mask,
+                advantages=torch.full((length,), float(torch.randn((), generator=generator))),
+                old_logprobs=-4.5 + 0.2 * torch.randn(length, generator=generator),
+                reference_logprobs=-4.5 + 0.2 * torch.randn(length, generator=generator),
+            )
+        )
+    return found
+
+
+def learner_of(world: Any, *, zero: int, dtype: str = "float32", lr: float = 1e-3, max_grad_norm: float | None = 1.0) -> Any:
+    from rftcli.models.policy import CausalPolicy
+    from rftcli.plan import deepspeed_config
+    from rftcli.plan.plan import LearnerPlan
+    from rftcli.runtime.learner import DeepSpeedLearner
+
+    plan = LearnerPlan(
+        kind="adamw", lr=lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, schedule="constant", warmup_updates=0, min_lr=0.0,
+        schedule_updates=100, max_grad_norm=max_grad_norm, skip_at_most=3, zero_stage=zero,
+        deepspeed=deepspeed_config.build(stage=zero, dtype=dtype, ranks=world.size, max_grad_norm=max_grad_norm),
+    )  # fmt: skip
+    return DeepSpeedLearner(CausalPolicy(tiny_model()), plan, world, torch.device("cpu"), temperature=0.8)
+
+
+def plan_of(layout: str, micro: int, aggregate: str, kl: float) -> Any:
+    from types import SimpleNamespace
+
+    from rftcli.plan.plan import BatchPlan, LossPlan
+
+    batch = BatchPlan(
+        prompts_per_step=12, samples_per_prompt=1, updates_per_step=1, epochs=1, micro_batch_size=micro, layout=layout, equation="", needs_prepass=None
+    )
+    loss = LossPlan(
+        kind="ppo_clip", options={"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}, aggregate=aggregate, kl_coefficient=kl, kl_estimator="k3"
+    )
+    return SimpleNamespace(batch=batch, loss=loss, rollout=SimpleNamespace(max_new_tokens=20))
+
+
+def share(world: Any, everything: list[Any], uneven: bool) -> list[Any]:
+    """This rank's part: evenly in turns, or nearly all of it on rank 0."""
+    if not uneven or world.size == 1:
+        return everything[world.rank :: world.size]
+    return everything[:9] if world.rank == 0 else everything[9:]
+
+
+def gradient(world: Any, *, layout: str, micro: int, zero: int, aggregate: str = "token_mean", uneven: bool = False, chunk_tokens: int = 0) -> Any:
+    """The reduced gradient of one update, whole, and the weights after it."""
+    from deepspeed.utils import safe_get_full_grad
+
+    import rftcli.models.policy as policy_module
+    from rftcli.stages.learn import one_update, policy_loss
+
+    if chunk_tokens:
+        policy_module.CHUNK_BYTES = chunk_tokens * 97 * 4
+    learner = learner_of(world, zero=zero)
+    plan = plan_of(layout, micro, aggregate, kl=0.1)
+    found: dict[str, torch.Tensor] = {}
+    step = learner.step
+
+    def look_then_step() -> Any:
+        for name, parameter in learner.module.model.named_parameters():
+            found[name] = safe_get_full_grad(parameter).clone()
+        return step()
+
+    learner.step = look_then_step
+    update = one_update(
+        share(world, experiences(), uneven), learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu")
+    )
+    weights = {name: tensor.clone() for name, tensor in learner.weights()}
+    return {"gradient": found, "weights": weights, "metrics": dict(update.metrics), "norm": update.grad_norm, "tokens": update.tokens}
+
+
+def several_updates(world: Any, *, zero: int, updates: int) -> Any:
+    from rftcli.stages.learn import one_update, policy_loss
+
+    learner = learner_of(world, zero=zero)
+    plan = plan_of("padded", 3, "token_mean", kl=0.1)
+    mine = share(world, experiences(), uneven=False)
+    norms = []
+    for _ in range(updates):
+        update = one_update(mine, learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu"))
+        norms.append(update.grad_norm)
+    return {"weights": {name: tensor.clone() for name, tensor in learner.weights()}, "norms": norms}
+
+
+def not_finite(world: Any, *, zero: int) -> Any:
+    """The second of three updates has an advantage that is not a number, on rank 1 only."""
+    from rftcli.stages.learn import one_update, policy_loss
+
+    learner = learner_of(world, zero=zero)
+    plan = plan_of("padded", 3, "token_mean", kl=0.0)
+    log = []
+    for number in range(3):
+        mine = share(world, experiences(), uneven=False)
+        if number == 1 and world.rank == 1:
+            mine[-1].advantages = torch.full_like(mine[-1].advantages, float("inf"))
+        update = one_update(mine, learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu"))
+        total = {name: float(tensor.double().sum()) for name, tensor in learner.weights()}
+        log.append({"applied": update.applied, "version": update.policy_version, "weights": total})
+    return log
+
+
+def save_and_load(world: Any, *, zero: int, folder: str) -> Any:
+    """Two updates, save, one more; then a fresh learner loads and does the last one again: the same bits."""
+    from rftcli.stages.learn import one_update, policy_loss
+
+    plan = plan_of("padded", 3, "token_mean", kl=0.1)
+    mine = share(world, experiences(), uneven=False)
+
+    def update(learner: Any) -> None:
+        one_update(mine, learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu"))
+
+    first = learner_of(world, zero=zero)
+    update(first)
+    update(first)
+    first.save(Path(folder))
+    state = dict(first.state_dict())
+    update(first)
+    straight = {name: tensor.clone() for name, tensor in first.weights()}
+    second = learner_of(world, zero=zero)
+    second.load(Path(folder))
+    second.load_state_dict(state)
+    update(second)
+    resumed = {name: tensor.clone() for name, tensor in second.weights()}
+    return {"equal": all(torch.equal(straight[name], resumed[name]) for name in straight), "versions": (first.version, second.version)}
+
+
+def collectives(world: Any) -> Any:
+    values = world.sum([0.1 * (world.rank + 1), 1.0])
+    return {"sum": values, "max": world.max([world.rank, -world.rank]), "gather": world.gather({"rank": world.rank})}
+
+
+def main() -> None:
+    folder, target, arguments = sys.argv[1:]
+    from rftcli.runtime import world as worlds
+
+    torch.set_num_threads(1)
+    world = worlds.join("gloo", Path(folder) / "rendezvous")
+    result = globals()[target](world, **json.loads(arguments))
+    (Path(folder) / f"result_{world.rank}").write_bytes(pickle.dumps(result))
+    world.barrier("end")
+    worlds.leave()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
