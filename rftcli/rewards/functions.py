@@ -43,8 +43,8 @@ RECORD: Mapping[str, str] = {
 }
 """What a function may ask for, and what it is."""
 ROLES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-LIMIT = 1e18
-"""A larger value is an error: rewards become float32, and their squares must fit."""
+LIMIT = 1e12
+"""A larger value is an error: rewards become float32, and squares of their weighted sums must fit."""
 
 
 class UserFunction:
@@ -67,10 +67,14 @@ class EventLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """The coroutine's result; blocks the calling thread."""
         with self._lock:
+            if self._closed:
+                coroutine.close()
+                raise RuntimeError("the reward table was closed")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True)
@@ -78,14 +82,15 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread."""
-        if self._loop is None or self._thread is None:
+        """Cancel what still runs and end the thread; a second time does nothing."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if closed or self._loop is None or self._thread is None:
             return
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._loop = self._thread = None
 
 
 async def _cancel_others() -> None:
@@ -127,8 +132,9 @@ def _import(name: str, target: str, search_path: list[str]) -> ModuleType:
             if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
                 raise UsageError(f"reward function `{target}`: importing `{name}` failed: {error}") from error
             beside = {file.stem: None for folder in search_path for file in Path(folder).glob("*.py")}
-            looked = ", ".join(search_path) or "the installed packages"
-            raise UsageError(f"reward function `{target}`: there is no module `{error.name}`; looked in {looked}", hint=_close(name, beside)) from None
+            looked = ", ".join([*search_path, "the installed packages"])
+            message = f"reward function `{target}`: there is no module `{error.name}`; looked in {looked}"
+            raise UsageError(message, hint=_close(name, beside)) from None
         except Exception as error:  # code of the user: whatever it raises is its author's to read
             raise UsageError(f"reward function `{target}`: importing `{name}` failed: {describe(error)}") from error
 
@@ -198,11 +204,11 @@ def _count(value: Any) -> str:
     return f"a {kind}"
 
 
-def describe(error: BaseException) -> str:
-    """One line about an exception of somebody's code: type, text, and where it was raised."""
+def describe(error: BaseException, place: bool = True) -> str:
+    """One line about an exception of somebody's code: type, text, and, if `place`, the file and line that raised it."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    if frames:
+    if place and frames:
         text += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
     if "signal only works in main thread" in text:
         text += "; rewards run in threads: switch the library's own signal-based time limit off, or use the rule `math_answer`"

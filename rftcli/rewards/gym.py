@@ -21,7 +21,7 @@ class ReasoningGym(HeavyRule):
     def __init__(self) -> None:
         self._workers = WorkerPool("rftcli.rewards.gym_worker")
 
-    def __call__(  # type: ignore[override]  options by name
+    def __call__(
         self, item: RuleInput, *, task: str | None = None, extract: str = "whole", after: str | None = None, time_limit_seconds: float = 10.0
     ) -> float:
         """`task` None: the one that the entry names. ValueError for a row without such an entry."""

@@ -53,9 +53,7 @@ class MathAnswer(HeavyRule):
             algebra = importlib.util.find_spec("math_verify") is not None
         self._workers = WorkerPool("rftcli.rewards.math_worker") if algebra else None
 
-    def __call__(  # type: ignore[override]  options by name
-        self, item: RuleInput, *, after: str | None = None, read: Sequence[str] = READ, time_limit_seconds: float = 5.0
-    ) -> float:
+    def __call__(self, item: RuleInput, *, after: str | None = None, read: Sequence[str] = READ, time_limit_seconds: float = 5.0) -> float:
         golds = [_gold(text) for text in references(item.reference)]
         text = cut_after(item.text, after)
         found = None if text is None else find_answer(text, read)

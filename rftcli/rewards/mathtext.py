@@ -214,7 +214,7 @@ def _plain(digits: str, power: str | None) -> Fraction | None:
     number = Fraction(digits)
     if power is None:
         return number
-    exponent = int(re.search(r"[-+]?[0-9]+\s*\}?$", power)[0].rstrip("} "))  # type: ignore[index]  the pattern ends like this
+    exponent = int(re.search(r"[-+]?[0-9]+\s*\}?$", power)[0].rstrip("} "))
     return number * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
 
 

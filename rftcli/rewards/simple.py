@@ -112,9 +112,7 @@ def check_length(options: Mapping[str, Any]) -> list[str]:
 
 def check_tags(options: Mapping[str, Any]) -> list[str]:
     given = {name: options[name] for name in ("tag", "answer_tag") if options[name] is not None}
-    problems = [
-        f"option `{name}` is the bare name of a tag, such as `think`, got `{tag}`" for name, tag in given.items() if not tag.isidentifier()
-    ]
+    problems = [f"option `{name}` is the bare name of a tag, such as `think`, got `{tag}`" for name, tag in given.items() if not tag.isidentifier()]
     return problems or (["options `tag` and `answer_tag` must differ"] if options["tag"] == options["answer_tag"] else [])
 
 

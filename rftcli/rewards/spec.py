@@ -5,7 +5,6 @@ Leaves out what the words mean: rules are in `rules`, user functions in `functio
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +20,12 @@ ON_ERROR = ("fail_sample", "abstain", "stop")
 """What an error of a part does. fail_sample: the sample has no reward. abstain: the part is left out of the sum. stop: the run ends."""
 TEXTS = ("clean", "keep_special")
 """Which decoding of the answer a part reads: without or with special tokens."""
+MAX_WEIGHT = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSpec:
-    """One weighted part of one label's reward. UsageError for a word that is none of those above, and for a weight that is not finite.
+    """One weighted part of one label's reward. UsageError for a word that is none of those above, and for a weight that is not a sane number.
 
     >>> PartSpec(name="correct", kind="rule", target="math_answer", weight=0.9).on_error
     'fail_sample'
@@ -45,5 +45,5 @@ class PartSpec:
         for name, value, allowed in (("kind", self.kind, KINDS), ("on_error", self.on_error, ON_ERROR), ("text", self.text, TEXTS)):
             if value not in allowed:
                 raise UsageError(f"reward part `{self.name}`: {name} `{value}` is unknown", hint=f"one of {', '.join(allowed)}")
-        if not math.isfinite(self.weight):
-            raise UsageError(f"reward part `{self.name}`: the weight must be a finite number, got {self.weight}")
+        if not abs(self.weight) <= MAX_WEIGHT:  # nan too
+            raise UsageError(f"reward part `{self.name}`: the weight must be a number within +-{MAX_WEIGHT:g}, got {self.weight}")

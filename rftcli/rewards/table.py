@@ -4,7 +4,7 @@ r = sum of w_j s_j over the parts that gave a value; weights are used as they ar
 sample without a reward, unless its `on_error` says otherwise. Parts of weight 0 are logged only: they neither give a sample its reward nor, by an
 error, take it away. A sample without a value from any weighted part has the reward None, which is not 0.
 
-Leaves out what a run does about too many failures (`errors.ErrorWindow`), and shaping of the sum.
+Leaves out what a run does about too many failures (`failures.ErrorWindow`), and shaping of the sum.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rftcli.rewards.rules import check_options, open_rule
 from rftcli.rewards.spec import DEFAULT_LABEL, PartSpec
 from rftcli.types import Completion, PartScore, ScoredSample
 
-Score = Callable[[Completion, str], Any]
-"""(completion, the text this part reads) -> the raw value of a part."""
+Part = Callable[[Completion, str, "int | None"], Any]
+"""(completion, the text this part reads, step) -> what the rule or function said, unchecked."""
 
 
 class RewardTable:
@@ -82,7 +82,93 @@ class RewardTable:
             if isinstance(rule, HeavyRule):
                 rule.close()
 
-    def _open(self, label: str, parts: Sequence[PartSpec], search_path: tuple[Path | str, ...]) -> tuple[tuple[PartSpec, Any], ...]:
+    def _open(self, label: str, parts: Sequence[PartSpec], search_path: tuple[Path | str, ...]) -> tuple[tuple[PartSpec, Part], ...]:
         if not any(part.weight for part in parts):
             raise UsageError(f"rewards.{label} has no part with a weight other than 0, so nothing would have a reward")
         return tuple((part, self._open_part(label, part, search_path)) for part in parts)
+
+    def _open_part(self, label: str, part: PartSpec, search_path: tuple[Path | str, ...]) -> Part:
+        options = dict(part.options)
+        if part.kind == "python":
+            function = load_function(part.target, options, search_path, self._loop)
+            return lambda completion, text, step: function(record(completion, text, step))
+        if problems := check_options(part.target, options):
+            raise UsageError(f"rewards.{label}: part `{part.name}`: " + "; ".join(problems))
+        if part.target not in self._rules:
+            self._rules[part.target] = open_rule(part.target)
+        rule = self._rules[part.target]
+        return lambda completion, text, step: rule(rule_input(completion, text), **options)
+
+    def _score_one(self, completion: Completion, step: int | None) -> ScoredSample:
+        label = completion.prompt.label
+        parts = self._parts.get(label, self._parts.get(DEFAULT_LABEL))
+        if parts is None:
+            raise RftError(
+                f"row {completion.prompt.row_id} has the label `{label}`, for which there are no rewards",
+                hint=f"add rewards.{label}, or rewards.{DEFAULT_LABEL} for all labels without an entry",
+            )
+        scores = tuple(self._score_part(spec, part, completion, step) for spec, part in parts)
+        return ScoredSample(completion=completion, parts=scores, reward=weighted_sum([spec for spec, _ in parts], scores))
+
+    def _score_part(self, spec: PartSpec, part: Part, completion: Completion, step: int | None) -> PartScore:
+        text = completion.text if spec.text == "clean" else completion.text_with_special
+        if self._score_prefill:
+            text = completion.prompt.prefill + text
+        start = time.perf_counter()
+        value, error = None, None
+        try:
+            value = as_number(spec.target, part(completion, text, step))
+        except (Exception, SystemExit, asyncio.CancelledError) as caught:  # anybody's code: whatever it raises is a value (or a stop), never a crash
+            error = f"{spec.target}: {describe(caught)}" if spec.kind == "python" else describe(caught, place=False)
+            if spec.on_error == "stop":
+                where = f"row {completion.prompt.row_id} (draw {completion.prompt.draw}, sample {completion.sample})"
+                message = f"reward part `{spec.name}` failed on {where}: {error}"
+                raise RftError(message, hint=f"`on_error: stop` is set for `{spec.name}`; `fail_sample` would drop the sample") from caught
+        return PartScore(name=spec.name, value=value, weight=spec.weight, seconds=time.perf_counter() - start, error=error)
+
+
+def weighted_sum(specs: Sequence[PartSpec], scores: Sequence[PartScore]) -> float | None:
+    """The reward of one completion from its parts, as the module says.
+
+    >>> spec, score = PartSpec(name="a", kind="rule", target="exact", weight=0.5), PartScore(name="a", value=1.0, weight=0.5, seconds=0.0)
+    >>> weighted_sum([spec], [score])
+    0.5
+    """
+    counted = [(spec, score) for spec, score in zip(specs, scores, strict=True) if spec.weight]
+    if any(score.error is not None and spec.on_error != "abstain" for spec, score in counted):
+        return None
+    given = [spec.weight * score.value for spec, score in counted if score.value is not None]
+    return sum(given) if given else None
+
+
+def rule_input(completion: Completion, text: str) -> RuleInput:
+    prompt = completion.prompt
+    return RuleInput(
+        text=text,
+        prompt_text=prompt.text,
+        reference=prompt.reference,
+        columns=prompt.columns,
+        tokens=len(completion.trace.ids),
+        finish=str(completion.finish),
+        label=prompt.label,
+        sample=completion.sample,
+    )
+
+
+def record(completion: Completion, text: str, step: int | None) -> Mapping[str, Any]:
+    """The fields of `functions.RECORD`. Lists are new for every call: a function may change them."""
+    prompt = completion.prompt
+    return {
+        "prompt": prompt.text,
+        "completion": text,
+        "completion_ids": list(completion.trace.ids),
+        "reference": prompt.reference,
+        "label": prompt.label,
+        "columns": dict(prompt.columns),
+        "messages": [dict(message) for message in prompt.messages],
+        "finish": str(completion.finish),
+        "tokens": len(completion.trace.ids),
+        "sample": completion.sample,
+        "draw": prompt.draw,
+        "step": step,
+    }

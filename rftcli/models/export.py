@@ -1,0 +1,89 @@
+"""Writing a policy so that `from_pretrained` loads it and it stops where training stopped.
+
+What it leaves out: gathering sharded weights (they are given), trainer state, and making the directory appear at once (the checkpoint room's task).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from rftcli.models.load import pad_id
+
+_SAMPLING_FLAGS = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""Flags that transformers refuses to save beside `do_sample: false`."""
+
+
+def export_hf(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    state_dict: Mapping[str, Tensor] | None,
+    directory: Path,
+    *,
+    eos_ids: Sequence[int],
+    card: Mapping[str, str] | None = None,
+) -> None:
+    """Weights (safetensors, in the loaded policy's dtype), configuration, generation configuration, tokenizer with chat template, and a model card.
+
+    `state_dict` holds full tensors by the model's own names (None: the model's weights as they are). `eos_ids` are all ids that ended a completion
+    in training; the written generation configuration stops at them and at those it named before. `card` is shown as a table in README.md.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    generation = stopping_generation_config(model.generation_config, eos_ids, pad_id(tokenizer))
+    before = model.generation_config
+    model.generation_config = generation  # save_pretrained writes the model's own
+    try:
+        model.save_pretrained(directory, state_dict=None if state_dict is None else _as_loaded(model, state_dict))
+    finally:
+        model.generation_config = before
+    tokenizer.save_pretrained(directory)
+    (directory / "README.md").write_text(_model_card(card or {}), encoding="utf-8")
+
+
+def stopping_generation_config(base: GenerationConfig | None, eos_ids: Sequence[int], pad: int) -> GenerationConfig:
+    """A copy of `base` that also stops at `eos_ids`. Sampling flags of a configuration that does not sample do nothing but make saving fail, and go."""
+    config = GenerationConfig() if base is None else copy.deepcopy(base)
+    named = config.eos_token_id
+    known = [] if named is None else [named] if isinstance(named, int) else list(named)
+    stops = sorted({*known, *eos_ids})
+    config.eos_token_id = None if not stops else stops[0] if len(stops) == 1 else stops
+    if config.pad_token_id is None:
+        config.pad_token_id = pad
+    if not config.do_sample:
+        plain = GenerationConfig()
+        for name in _SAMPLING_FLAGS:
+            setattr(config, name, getattr(plain, name, None))
+    return config
+
+
+def _as_loaded(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in the dtypes of the loaded policy; names that are one weight in the model share one tensor again, and one of two may be missing."""
+    own = model.state_dict(keep_vars=True)
+    unknown = sorted(set(state_dict) - set(own))
+    assert not unknown, f"weights that are none of the model's: {unknown[:3]}"
+    written: dict[int, Tensor] = {}
+    for name, tensor in state_dict.items():
+        written.setdefault(id(own[name]), tensor.detach().to(device="cpu", dtype=own[name].dtype).contiguous())
+    lacking = [name for name, parameter in own.items() if id(parameter) not in written]
+    assert not lacking, f"weights that are missing: {lacking[:3]}"
+    return {name: written[id(parameter)] for name, parameter in own.items()}
+
+
+def _model_card(card: Mapping[str, str]) -> str:
+    lines = [
+        "---",
+        "library_name: transformers",
+        "tags: [reinforcement-fine-tuning, rft]",
+        "---",
+        "",
+        "# A policy trained with `rft`",
+        "",
+        "Load it with `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`.",
+    ]
+    if card:
+        lines += ["", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in card.items())]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,157 @@
+"""Loading a tokenizer and a causal language model from a directory, a GGUF file or a hub id.
+
+What it leaves out: facts about a model without loading it (the probe room), quantised weights (GGUF blocks are unpacked), and adapters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from rftcli.errors import MachineError, UsageError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_DROPOUT_NAME = re.compile(r"dropout|pdrop|layerdrop")
+"""Names of probabilities in configurations and modules: attention_dropout, resid_pdrop, summary_first_dropout, layerdrop, ..."""
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model. Without a pad token the end token pads; padding is always masked, so nothing is learned from it.
+
+    Raises UsageError if there is none, MachineError if a package it needs is missing.
+    """
+    with _readable_errors(path):
+        tokenizer = AutoTokenizer.from_pretrained(**_source(path), trust_remote_code=trust_remote_code)
+    if tokenizer.pad_token is None and tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """An id for masked positions; 0 for a tokenizer with neither pad nor end token, because any valid id will do there."""
+    return 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+def load_causal_lm(
+    path: str,
+    *,
+    dtype: str,
+    attention: str,
+    dropout: float,
+    options: Mapping[str, Any],
+    trust_remote_code: bool,
+    device: torch.device | str,
+) -> PreTrainedModel:
+    """The model, in eval mode, on `device`. `dtype` is float32 or bfloat16, `attention` eager or sdpa, `options` go to `from_pretrained`.
+
+    `dropout` is set everywhere: 0.0 turns off what the configuration or a module brought along. Layer drop is always off: it would make two forward
+    passes of one policy different models. Raises UsageError for what is no model or an option that is fixed elsewhere, MachineError for a missing package.
+    """
+    fixed = sorted({"config", "dtype", "torch_dtype", "attn_implementation", "trust_remote_code", "gguf_file", "quantization_config"} & set(options))
+    if fixed:
+        raise UsageError(f"models.policy.options: `{fixed[0]}` is set elsewhere", hint="dtype, attention and trust_remote_code are keys of models.policy")
+    source = _source(path)
+    with _readable_errors(path):
+        config = AutoConfig.from_pretrained(**source, trust_remote_code=trust_remote_code)
+        _set_config_dropout(config, dropout)
+        model = AutoModelForCausalLM.from_pretrained(
+            **source,
+            **_unpacked(source),
+            **options,
+            config=config,
+            dtype=DTYPES[dtype],
+            attn_implementation=attention,
+            trust_remote_code=trust_remote_code,
+        )
+    _set_module_dropout(model, dropout)
+    return model.to(device)
+
+
+def eos_ids(config: PreTrainedConfig, generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """All ids that end a completion: of the configuration, of the generation configuration (one id, a list, or none; it may be None) and the
+    tokenizer's own, sorted. Chat models often end turns with another token than the one their base model was configured with."""
+    named = [config.get_text_config().eos_token_id, None if generation_config is None else generation_config.eos_token_id, tokenizer.eos_token_id]
+    found: set[int] = set()
+    for entry in named:
+        found.update(() if entry is None else [entry] if isinstance(entry, int) else entry)
+    return tuple(sorted(found))
+
+
+def num_parameters(module: nn.Module) -> int:
+    """Parameters, tied ones once. A parameter that DeepSpeed has partitioned counts in full (it is empty here and knows its size)."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
+
+
+def _source(path: str) -> dict[str, Any]:
+    """Arguments that name the model to `from_pretrained`."""
+    local = Path(path).expanduser()
+    if local.is_file() and local.suffix == ".gguf":
+        return {"pretrained_model_name_or_path": str(local.parent), "gguf_file": local.name}
+    return {"pretrained_model_name_or_path": str(local) if local.is_dir() else path}
+
+
+def _unpacked(source: Mapping[str, Any]) -> dict[str, Any]:
+    """GGUF weights become plain tensors: blocks cannot be trained. Releases of transformers without a GgufConfig always unpack."""
+    if "gguf_file" not in source:
+        return {}
+    try:
+        from transformers import GgufConfig
+    except ImportError:
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
+class _readable_errors:  # noqa: N801  used as a function
+    """What the library says about a path, as an error a person can act on."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ImportError):
+            hint = "pip install 'rftcli[gguf]'" if self._path.endswith(".gguf") else None
+            raise MachineError(f"{self._path} needs a package that is missing: {_first_line(error)}", hint=hint) from error
+        if isinstance(error, (OSError, ValueError)):
+            raise UsageError(
+                f"{self._path} cannot be loaded: {_first_line(error)}", hint="give a directory that save_pretrained wrote, a .gguf file, or a hub id"
+            ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, PreTrainedConfig):
+            yield from _configs(value)
+
+
+def _set_config_dropout(config: PreTrainedConfig, dropout: float) -> None:
+    for part in _configs(config):
+        _set_probabilities(part, dropout)
+
+
+def _set_module_dropout(model: nn.Module, dropout: float) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = dropout
+        _set_probabilities(module, dropout)
+
+
+def _set_probabilities(owner: object, dropout: float) -> None:
+    """Every number of the object whose name says dropout. A None (a head this model has not got) stays None."""
+    for name, value in list(vars(owner).items()):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and _DROPOUT_NAME.search(name):
+            setattr(owner, name, 0.0 if "layerdrop" in name else dropout)

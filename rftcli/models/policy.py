@@ -1,0 +1,86 @@
+"""A causal language model that recomputes the log-probs of sampled tokens: the fast path of training.
+
+The backbone runs once over padded or packed rows, hidden states are gathered where a trained token is predicted, and the head is applied to those
+alone, a chunk at a time. Families whose head is more than a matrix (soft caps, scales) go through the model's own forward instead; `probe.agreement`
+finds out which.
+
+What it leaves out: losses, gradients' fate and devices. An engine such as DeepSpeed wraps this module: everything it does is one `forward`.
+"""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rftcli.algo.logprobs import chunked_logprobs
+from rftcli.types import Batch
+
+HEAD_BYTES = 256 * 2**20
+"""Float32 scores held at a time, per copy; a chunk of the head has as many positions as fit."""
+
+Head = Literal["chunked", "model"]
+"""chunked: the bare head on gathered hidden states. model: the model's own forward, whatever it does to its scores."""
+
+
+class CausalPolicy(nn.Module):
+    """`protocols.Policy` over a transformers causal LM. `head` can be changed after the probe, before training starts.
+
+    Packed rows (attention_mask None, positions that restart) attend inside their own sequence only: transformers derives that mask from the
+    positions when there is no cache, with sdpa and eager attention.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, head: Head = "chunked", gradient_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.head: Head = head
+        self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None, select: Tensor, target_ids: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """(log-probs (N,), entropy (N,) without gradient), float32 nats, of `target_ids` (N,) under the scores at `select` (N,), flat indices
+        into B*S, at the temperature. Without trained tokens (N = 0) the empty result still depends on every weight, so that ranks that have
+        none take part in every collective of the backward pass."""
+        nothing = select.numel() == 0
+        if nothing:
+            select, target_ids = select.new_zeros(1), target_ids.new_zeros(1)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "use_cache": False}
+        if self.head == "chunked":
+            # the head is called as a module: a sharded engine gathers its weight in that call
+            features, score = self._hidden(inputs, select), self.model.get_output_embeddings()
+        else:
+            features, score = self._scores(inputs, select), nn.Identity()
+        chunk = max(1, HEAD_BYTES // (4 * self.model.config.get_text_config().vocab_size))
+        logprobs, entropy = chunked_logprobs(features, target_ids, score, temperature=temperature, chunk=chunk)
+        return (logprobs[:0], entropy[:0]) if nothing else (logprobs, entropy)
+
+    def logprobs(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+        """`forward` of a micro-batch."""
+        return self(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            attention_mask=batch.attention_mask,
+            select=batch.select,
+            target_ids=batch.target_ids,
+            temperature=temperature,
+        )
+
+    def _hidden(self, inputs: dict[str, Tensor | bool | None], select: Tensor) -> Tensor:
+        """(N, H) the backbone's last hidden states at `select`."""
+        hidden = self.model.get_decoder()(**inputs).last_hidden_state  # (B, S, H)
+        return hidden.flatten(0, 1).index_select(0, select)
+
+    def _scores(self, inputs: dict[str, Tensor | bool | None], select: Tensor) -> Tensor:
+        """(N, V) the model's own scores at `select`; of the other columns none are computed where the model can leave them out."""
+        width = inputs["input_ids"].shape[1]
+        if not self._keeps_logits:
+            return self.model(**inputs).logits.flatten(0, 1).index_select(0, select)
+        columns, place = torch.unique(select % width, return_inverse=True)
+        scores = self.model(**inputs, logits_to_keep=columns).logits  # (B, C, V)
+        return scores[select // width, place]

@@ -1,0 +1,101 @@
+"""Proof that the fast path computes what the model computes: run at start-up, before a number is trusted.
+
+A few short sequences go through the model one by one, as anyone would call it, and through the policy's padded and packed layouts.
+
+What it leaves out: the engine's log-probs (another room), and deciding what to do about a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rftcli.algo.align import Inputs, Row, packed, padded
+from rftcli.algo.keyed import key64
+from rftcli.algo.logprobs import plain_logprobs
+from rftcli.models.policy import CausalPolicy, Head
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
+"""Largest accepted difference of one log-prob, in nats. Half precision rounds every score to 8 (bfloat16) or 11 (float16) bits, so two right
+computations of a score near 16 differ by up to two steps of 0.125 or 0.016."""
+
+LENGTHS = (24, 1, 17, 22)
+"""Scored positions of the default sequences, 64 in all; each has one token more. Unequal, so that padding and borders are exercised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What the probe measured. `padded` and `packed` are the largest absolute differences of a log-prob, in nats, with `head` in use."""
+
+    head: Head
+    padded: float
+    packed: float
+    positions: int
+    tolerance: float
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The layouts of a micro-batch that agree with the model's plain forward. A difference that is not a number agrees with nothing."""
+        return tuple(name for name, difference in (("padded", self.padded), ("packed", self.packed)) if difference <= self.tolerance)
+
+
+@torch.no_grad()
+def agreement(policy: CausalPolicy, *, temperature: float, sequences: Sequence[Sequence[int]] | None = None) -> Agreement:
+    """Compare the policy with plain forward passes over `sequences` (each of two or more ids; keyed ones of `LENGTHS` if None).
+
+    The head is "chunked" if the bare head on the backbone's output gives the model's own scores, else "model". The policy itself is left as it was.
+    Collective where weights are sharded: every rank has to call it with the same sequences.
+    """
+    model = policy.model
+    device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
+    sequences = _keyed_sequences(model.config.get_text_config().vocab_size) if sequences is None else sequences
+    modes = [(part, part.training) for part in policy.modules()]
+    head_before = policy.head
+    policy.eval()
+    try:
+        bare, plain = True, []
+        for sequence in sequences:
+            ids = torch.tensor([sequence], device=device)
+            scores = model(input_ids=ids, use_cache=False).logits[0]  # (S, V)
+            bare = bare and _same(model.get_output_embeddings()(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]), scores)
+            plain.append(plain_logprobs(scores[:-1], ids[0, 1:], temperature)[0])
+        expected = torch.cat(plain)
+        policy.head = "chunked" if bare else "model"
+        rows = [Row(torch.tensor(sequence), 1, torch.ones(len(sequence) - 1, dtype=torch.bool)) for sequence in sequences]
+        return Agreement(
+            head=policy.head,
+            padded=_difference(policy, padded(rows, pad_id=0), expected, temperature),
+            packed=_difference(policy, packed(rows), expected, temperature),
+            positions=expected.numel(),
+            tolerance=TOLERANCE[dtype],
+        )
+    finally:
+        policy.head = head_before
+        for part, training in modes:
+            part.training = training
+
+
+def _same(bare: Tensor, scores: Tensor) -> bool:
+    """Whether two score tensors (S, V) of the same shapes and inputs are the same up to a unit in the last place of the largest."""
+    step = torch.finfo(scores.dtype).eps * float(scores.abs().max())
+    return float((bare.float() - scores.float()).abs().max()) <= 4 * step
+
+
+def _difference(policy: CausalPolicy, inputs: Inputs, expected: Tensor, temperature: float) -> float:
+    device = expected.device
+    logprobs, _ = policy(
+        input_ids=inputs.input_ids.to(device),
+        position_ids=inputs.position_ids.to(device),
+        attention_mask=None if inputs.attention_mask is None else inputs.attention_mask.to(device),
+        select=inputs.select.to(device),
+        target_ids=inputs.target_ids.to(device),
+        temperature=temperature,
+    )
+    return float((logprobs - expected).abs().max())
+
+
+def _keyed_sequences(vocab_size: int) -> list[list[int]]:
+    return [[key64("probe", row, position) % vocab_size for position in range(length + 1)] for row, length in enumerate(LENGTHS)]
