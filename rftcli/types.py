@@ -190,8 +190,8 @@ class Batch:
     values: torch.Tensor | None
     returns: torch.Tensor | None
     denominators: Denominators
-    weight: float = 1.0
-    """0.0 makes a filler: it takes part in every collective and changes nothing."""
+    most_tokens: int = 0
+    """The largest N of any rank in this micro-step; 0 where the ranks need not agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,22 +30,24 @@ def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 
 
 def chunked_logprobs(
-    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float, chunk: int
+    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float, chunk: int, calls: int = 1
 ) -> tuple[Tensor, Tensor]:
     """`plain_logprobs` of head(hidden (N, H)) -> (N, V), for `chunk` positions at a time.
 
     With more than one chunk and gradients on, a chunk's scores are dropped after the forward pass and computed again in the backward pass. The head
-    is called at least once, also for N = 0, and must not draw random numbers.
+    must not draw random numbers. It is called at least `calls` times, if need be on no positions: where its weight is sharded, each call is a
+    collective and all ranks have to make the same number.
     """
-    assert chunk >= 1, chunk
+    assert chunk >= 1 and calls >= 1, (chunk, calls)
     assert hidden.shape[:1] == targets.shape, (hidden.shape, targets.shape)
 
     def scored(part: Tensor, part_targets: Tensor) -> tuple[Tensor, Tensor]:
         return plain_logprobs(head(part), part_targets, temperature)
 
-    if len(targets) <= chunk:
+    calls = max(calls, -(-len(targets) // chunk))
+    if calls == 1:
         return scored(hidden, targets)
-    parts = list(zip(hidden.split(chunk), targets.split(chunk), strict=True))
+    parts = list(zip(hidden.tensor_split(calls), targets.tensor_split(calls), strict=True))
     if torch.is_grad_enabled():
         outputs = [checkpoint(scored, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
     else:

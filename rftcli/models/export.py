@@ -45,7 +45,7 @@ def export_hf(
 
 
 def stopping_generation_config(base: GenerationConfig | None, eos_ids: Sequence[int], pad: int) -> GenerationConfig:
-    """A copy of `base` that also stops at `eos_ids`. Sampling flags of a configuration that does not sample do nothing but make saving fail, and go."""
+    """A copy of `base` that also stops at `eos_ids`. Sampling flags of a configuration that does not sample only make saving fail: they go."""
     config = GenerationConfig() if base is None else copy.deepcopy(base)
     named = config.eos_token_id
     known = [] if named is None else [named] if isinstance(named, int) else list(named)
@@ -68,9 +68,9 @@ def _as_loaded(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> dict
     written: dict[int, Tensor] = {}
     for name, tensor in state_dict.items():
         written.setdefault(id(own[name]), tensor.detach().to(device="cpu", dtype=own[name].dtype).contiguous())
-    lacking = [name for name, parameter in own.items() if id(parameter) not in written]
+    lacking = [name for name, parameter in model.named_parameters() if id(parameter) not in written]
     assert not lacking, f"weights that are missing: {lacking[:3]}"
-    return {name: written[id(parameter)] for name, parameter in own.items()}
+    return {name: written.get(id(tensor), tensor.detach()) for name, tensor in own.items()}  # buffers that were not given are the model's
 
 
 def _model_card(card: Mapping[str, str]) -> str:

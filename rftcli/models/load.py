@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from rftcli.errors import MachineError, UsageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_FIXED_OPTIONS = frozenset({"config", "dtype", "torch_dtype", "attn_implementation", "trust_remote_code", "gguf_file", "quantization_config"})
+"""Arguments of `from_pretrained` that this file decides."""
 
 _DROPOUT_NAME = re.compile(r"dropout|pdrop|layerdrop")
 """Names of probabilities in configurations and modules: attention_dropout, resid_pdrop, summary_first_dropout, layerdrop, ..."""
@@ -51,12 +55,14 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """The model, in eval mode, on `device`. `dtype` is float32 or bfloat16, `attention` eager or sdpa, `options` go to `from_pretrained`.
 
-    `dropout` is set everywhere: 0.0 turns off what the configuration or a module brought along. Layer drop is always off: it would make two forward
-    passes of one policy different models. Raises UsageError for what is no model or an option that is fixed elsewhere, MachineError for a missing package.
+    `dropout` is set everywhere: 0.0 turns off what the configuration or a module brought along. Layer drop is always off: it would make two
+    forward passes of one policy different models. Raises UsageError for what is no model, or for an option that is fixed elsewhere, and MachineError
+    for a missing package.
     """
-    fixed = sorted({"config", "dtype", "torch_dtype", "attn_implementation", "trust_remote_code", "gguf_file", "quantization_config"} & set(options))
+    fixed = sorted(_FIXED_OPTIONS & set(options))
     if fixed:
-        raise UsageError(f"models.policy.options: `{fixed[0]}` is set elsewhere", hint="dtype, attention and trust_remote_code are keys of models.policy")
+        hint = "dtype, attention, dropout and trust_remote_code are keys of models.policy"
+        raise UsageError(f"models.policy.options: `{fixed[0]}` is set elsewhere", hint=hint)
     source = _source(path)
     with _readable_errors(path):
         config = AutoConfig.from_pretrained(**source, trust_remote_code=trust_remote_code)
@@ -108,23 +114,17 @@ def _unpacked(source: Mapping[str, Any]) -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-class _readable_errors:  # noqa: N801  used as a function
+@contextmanager
+def _readable_errors(path: str) -> Iterator[None]:
     """What the library says about a path, as an error a person can act on."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ImportError):
-            hint = "pip install 'rftcli[gguf]'" if self._path.endswith(".gguf") else None
-            raise MachineError(f"{self._path} needs a package that is missing: {_first_line(error)}", hint=hint) from error
-        if isinstance(error, (OSError, ValueError)):
-            raise UsageError(
-                f"{self._path} cannot be loaded: {_first_line(error)}", hint="give a directory that save_pretrained wrote, a .gguf file, or a hub id"
-            ) from error
+    try:
+        yield
+    except ImportError as error:
+        hint = "pip install 'rftcli[gguf]'" if path.endswith(".gguf") else None
+        raise MachineError(f"{path} needs a package that is missing: {_first_line(error)}", hint=hint) from error
+    except (OSError, ValueError) as error:
+        hint = "give a directory that save_pretrained wrote, a .gguf file, or a hub id"
+        raise UsageError(f"{path} cannot be loaded: {_first_line(error)}", hint=hint) from error
 
 
 def _first_line(error: BaseException) -> str:

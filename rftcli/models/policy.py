@@ -42,11 +42,19 @@ class CausalPolicy(nn.Module):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None, select: Tensor, target_ids: Tensor, temperature: float
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        select: Tensor,
+        target_ids: Tensor,
+        temperature: float,
+        most_tokens: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """(log-probs (N,), entropy (N,) without gradient), float32 nats, of `target_ids` (N,) under the scores at `select` (N,), flat indices
         into B*S, at the temperature. Without trained tokens (N = 0) the empty result still depends on every weight, so that ranks that have
-        none take part in every collective of the backward pass."""
+        none take part in every collective of the backward pass. `most_tokens`: the largest N of any rank in this pass, so that all call a sharded
+        head equally often."""
         nothing = select.numel() == 0
         if nothing:
             select, target_ids = select.new_zeros(1), target_ids.new_zeros(1)
@@ -57,7 +65,8 @@ class CausalPolicy(nn.Module):
         else:
             features, score = self._scores(inputs, select), nn.Identity()
         chunk = max(1, HEAD_BYTES // (4 * self.model.config.get_text_config().vocab_size))
-        logprobs, entropy = chunked_logprobs(features, target_ids, score, temperature=temperature, chunk=chunk)
+        calls = max(1, -(-most_tokens // chunk))
+        logprobs, entropy = chunked_logprobs(features, target_ids, score, temperature=temperature, chunk=chunk, calls=calls)
         return (logprobs[:0], entropy[:0]) if nothing else (logprobs, entropy)
 
     def logprobs(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -69,6 +78,7 @@ class CausalPolicy(nn.Module):
             select=batch.select,
             target_ids=batch.target_ids,
             temperature=temperature,
+            most_tokens=batch.most_tokens,
         )
 
     def _hidden(self, inputs: dict[str, Tensor | bool | None], select: Tensor) -> Tensor:

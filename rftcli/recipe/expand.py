@@ -43,7 +43,9 @@ def expand(text: str, env: Mapping[str, str]) -> str:
             return "${"
         name, default = match["name"], match["default"]
         if name is None:
-            raise ExpansionError("`${` without the name of a variable", "write `${NAME}` or `${NAME:-default}`, or `$${` for the characters themselves")
+            raise ExpansionError(
+                "`${` without the name of a variable", "write `${NAME}` or `${NAME:-default}`, or `$${` for the characters themselves"
+            )
         value = env.get(name)
         if value is not None and (value or default is None):
             return value

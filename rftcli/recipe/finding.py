@@ -21,4 +21,6 @@ class Finding:
     hint: str | None = None
     allowed: tuple[str, ...] = ()
     reads: tuple[KeyPath, ...] = ()
+    """Further keys it rests on; with `at_key`, the only ones. Nothing is said about keys whose value another problem has made unknown."""
     at_key: bool = False
+    """The caret goes under the key: something is missing in a section, or the key should not be there."""

@@ -52,7 +52,7 @@ class Kind:
         parts += ["true or false"] if self.truth else []
         parts += ["an integer"] if self.integer else []
         parts += ["a number"] if self.number else []
-        parts += ["a path" if self.path is not None else "text"] if self.text else []
+        parts += ["a path" if self.path is not None and self.path.kind != "template" else "text"] if self.text else []
         parts += ["any value"] if self.anything else []
         parts += [f"a list of {plural(self.items)}"] if self.items is not None else []
         parts += [f"a list of {len(self.fixed)} {plural(self.fixed[0])}"] if self.fixed else []
@@ -178,4 +178,12 @@ def _alternatives(annotation: Any, metadata: list[Any]) -> list[dict[str, Any]]:
 
 def _bounds(metadata: list[Any]) -> tuple[str, ...]:
     words = {Ge: ("at least", "ge"), Gt: ("above", "gt"), Le: ("at most", "le"), Lt: ("below", "lt")}
-    return tuple(f"{words[type(item)][0]} {getattr(item, words[type(item)][1]):g}" for item in metadata if type(item) in words)
+    return tuple(f"{words[type(item)][0]} {show_number(getattr(item, words[type(item)][1]))}" for item in metadata if type(item) in words)
+
+
+def show_number(value: int | float) -> str:
+    """
+    >>> show_number(2**63), show_number(1.0)
+    ('9223372036854775808', '1')
+    """
+    return str(value) if isinstance(value, int) else f"{value:g}"

@@ -140,8 +140,7 @@ def _load(
     for number, text in enumerate(sets, start=1):
         root = apply_set(root, number, text, str(Path.cwd()), problems)
     root = single_source_as_list(root)
-    reader = Reader(env)
-    reader.problems = problems
+    reader = Reader(env, problems)
     if any(item.code in ("extends", "set", "yaml") for item in problems):
         reader.doubtful.add(())  # part of the recipe is unknown: say nothing about what is missing from it
     values = reader.section(Recipe, root, ())
@@ -172,9 +171,7 @@ def _breaches(recipe: Recipe, known_rules: KnownRules | None, root: Mapping, rea
             continue
         path = format_path(item.path)
         hint = item.hint or f"`rft explain {path}`"
-        found.append(
-            _problem_at(root, item.path, item.message, reason=item.reason, hint=hint, code=code, allowed=item.allowed, at_key=item.at_key)
-        )
+        found.append(_problem_at(root, item.path, item.message, reason=item.reason, hint=hint, code=code, allowed=item.allowed, at_key=item.at_key))
     return found
 
 

@@ -27,14 +27,16 @@ class Suggestion:
 
 
 def similarity(one: str, other: str) -> float:
-    """0..1; letters in another order count as almost equal, so that `rl` finds `lr`."""
+    """0..1; letters in another order, and a beginning, count as near: `rl` finds `lr`, `temp` finds `temperature`."""
     from difflib import SequenceMatcher  # only a recipe with a mistake needs it
 
     one, other = one.lower().replace("-", "_"), other.lower().replace("-", "_")
     if one == other:
         return 1.0
     ratio = SequenceMatcher(None, one, other).ratio()
-    return max(ratio, 0.9) if len(one) > 1 and sorted(one) == sorted(other) else ratio
+    if len(one) > 1 and sorted(one) == sorted(other):
+        return max(ratio, 0.9)
+    return max(ratio, 0.85) if len(one) > 2 and other.startswith(one) else ratio
 
 
 def closest(name: str, known: Collection[str], near: float = NEAR) -> list[str]:
@@ -101,7 +103,8 @@ def _elsewhere(section: tuple[str, ...], name: str, found: Sequence[Key]) -> Sug
         return None
     meant = tuple(key.pieces for key in near)
     if any(key.name != name for key in near):
-        return Suggestion(text=f"did you mean {either([key.pattern for key in near])}?", meant=meant)
+        shown = [key.name if key.pieces[:-1] == section else key.pattern for key in near]
+        return Suggestion(text=f"did you mean {either(shown)}?", meant=meant)
     places = [show_pattern(key.pieces[:-1]) if len(key.pieces) > 1 else "the top level" for key in near]
     return Suggestion(text=f"`{name}` belongs in {' or '.join(places)}", meant=meant)
 

@@ -28,9 +28,9 @@ LONGEST_QUOTE = 40
 class Reader:
     """Reads trees and keeps what it found out on the way."""
 
-    def __init__(self, env: AnyMapping[str, str]) -> None:
+    def __init__(self, env: AnyMapping[str, str], problems: list[Problem]) -> None:
         self.env = env
-        self.problems: list[Problem] = []
+        self.problems = problems
         self.doubtful: set[KeyPath] = set()
         """Paths whose value is not known because of a problem: wrong values, and keys that a misspelt one may have meant."""
         self.unexpanded: dict[KeyPath, Unexpanded] = {}
@@ -173,9 +173,7 @@ class Reader:
         code: str = "wrong-value",
     ) -> Any:
         self.doubtful.add(path)
-        self.problems.append(
-            Problem(code=code, path=format_path(path), message=message, place=place, label=label, allowed=allowed, hint=hint)
-        )
+        self.problems.append(Problem(code=code, path=format_path(path), message=message, place=place, label=label, allowed=allowed, hint=hint))
         return UNREADABLE
 
 

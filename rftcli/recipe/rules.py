@@ -1,6 +1,7 @@
 """Rules across keys of a recipe, each with a stable code that `rft explain CODE` knows. They see a `Recipe` and no file.
 
-Those of rewards and data are in `data_rules`. What is left out: single keys (`sections`), whatever needs the machine, the model or the rows (`plan`, `data`).
+Those of rewards and data are in `data_rules`. What is left out: single keys (`sections`), and whatever needs the machine, the model or the
+rows (`plan`, `data`).
 
 How to add one: a small function that yields a `Finding` for each breach, and a line in RULES at the end. A finding at a key whose value is
 not known because of another problem is dropped; name further keys it rests on in `reads`.
@@ -153,32 +154,49 @@ def _std_unused(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 
 
 RULES: dict[str, Rule] = {
-    "run-length": Rule(about=("train.steps", "train.data_passes"), text="Exactly one of `steps` and `data_passes` says how long to train.", check=_length),
+    "run-length": Rule(
+        about=("train.steps", "train.data_passes"), text="Exactly one of `steps` and `data_passes` says how long to train.", check=_length
+    ),
     "group-of-one": Rule(
-        about=("rollout.samples_per_prompt", "algorithm.advantage.kind"), text="An estimator that compares within the group needs two samples.", check=_group
+        about=("rollout.samples_per_prompt", "algorithm.advantage.kind"),
+        text="An estimator that compares within the group needs two samples.",
+        check=_group,
     ),
     "greedy-training": Rule(
         about=("rollout.temperature", "rollout.top_k"), text="Training samples: a greedy rollout has nothing to learn from.", check=_greedy_training
     ),
     "greedy-samples": Rule(
-        about=("eval.temperature", "data.eval.NAME.samples_per_prompt"), text="Several samples of a prompt need a temperature above 0.", check=_greedy_eval
+        about=("eval.temperature", "data.eval.NAME.samples_per_prompt"),
+        text="Several samples of a prompt need a temperature above 0.",
+        check=_greedy_eval,
     ),
     "pass-k": Rule(about=("eval.pass_k", "data.eval.NAME.samples_per_prompt"), text="pass@k needs an evaluation set with k samples.", check=_pass_k),
     "eval-without-data": Rule(about=("eval.every", "data.eval"), text="Regular evaluation needs an evaluation set.", check=_eval_without_data),
     "k1-in-loss": Rule(
         about=("algorithm.kl.estimator", "algorithm.kl.place"), text="k1 in the loss exerts no force on average and is refused.", check=_k1_in_loss
     ),
-    "no-reward": Rule(about=("rewards", "rewards.LABEL.parts"), text="There is at least one reward, and each has a part.", check=data_rules.rewards_empty),
+    "no-reward": Rule(
+        about=("rewards", "rewards.LABEL.parts"), text="There is at least one reward, and each has a part.", check=data_rules.rewards_empty
+    ),
     "zero-weights": Rule(about=("rewards.LABEL.parts[].weight",), text="One weight of a reward is not 0.", check=data_rules.rewards_weightless),
     "part-source": Rule(
-        about=("rewards.LABEL.parts[].rule", "rewards.LABEL.parts[].python"), text="A part has exactly one of `rule` and `python`.", check=data_rules.part_source
+        about=("rewards.LABEL.parts[].rule", "rewards.LABEL.parts[].python"),
+        text="A part has exactly one of `rule` and `python`.",
+        check=data_rules.part_source,
     ),
     "part-names": Rule(about=("rewards.LABEL.parts[].name",), text="Parts of a label have different names.", check=data_rules.part_names),
     "unknown-rule": Rule(about=("rewards.LABEL.parts[].rule",), text="A rule is one of the built-in ones.", check=data_rules.known_rule),
     "unknown-option": Rule(about=("rewards.LABEL.parts[].options",), text="A rule takes its own options only.", check=data_rules.known_option),
     "no-data": Rule(about=("data.train",), text="There is at least one training set.", check=data_rules.data_empty),
     "data-source": Rule(
-        about=("data.train[].path", "data.train[].python", "data.train[].options", "data.eval.NAME.path", "data.eval.NAME.python", "data.eval.NAME.options"),
+        about=(
+            "data.train[].path",
+            "data.train[].python",
+            "data.train[].options",
+            "data.eval.NAME.path",
+            "data.eval.NAME.python",
+            "data.eval.NAME.options",
+        ),
         text="A data set has exactly one of `path` and `python`, and options only with `python`.",
         check=data_rules.data_source,
     ),
@@ -189,7 +207,9 @@ RULES: dict[str, Rule] = {
         check=data_rules.reference_pattern,
     ),
     "label-without-reward": Rule(
-        about=("data.train[].label", "data.eval.NAME.label", "rewards"), text="Every label of the data has an entry in rewards.", check=data_rules.label_without_reward
+        about=("data.train[].label", "data.eval.NAME.label", "rewards"),
+        text="Every label of the data has an entry in rewards.",
+        check=data_rules.label_without_reward,
     ),
     "token-range": Rule(
         about=("rollout.min_new_tokens", "rollout.max_new_tokens"), text="`min_new_tokens` is at most `max_new_tokens`.", check=_token_range

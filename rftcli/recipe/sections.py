@@ -253,7 +253,9 @@ class Optimizer(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="How the learning rate goes on after the warm-up.")
     warmup_steps: NonNegative = Field(0, description="Steps over which the learning rate rises from 0 to `lr`.")
     min_lr: float = Field(0.0, ge=0, description="Learning rate at the end of the schedule.")
-    schedule_steps: Count | None = Field(None, description="Steps until the schedule's end, which stays when a run is made longer; null: the run's own.")
+    schedule_steps: Count | None = Field(
+        None, description="Steps until the schedule's end, which stays when a run is made longer; null: the run's own."
+    )
 
 
 class DeepSpeed(Section):
@@ -265,7 +267,9 @@ class DeepSpeed(Section):
 class NonFinite(Section):
     """What happens when a gradient is not finite."""
 
-    skip_at_most: NonNegative = Field(3, description="Updates in a row that may be skipped because a gradient was not finite; one more stops the run.")
+    skip_at_most: NonNegative = Field(
+        3, description="Updates in a row that may be skipped because a gradient was not finite; one more stops the run."
+    )
 
 
 class Train(Section):
@@ -312,7 +316,9 @@ class Wandb(Section):
 class Track(Section):
     """Trackers beside the run's own event file."""
 
-    tensorboard: bool | OutputPath | None = Field(None, description="true writes TensorBoard files into the run directory, a directory writes them there.")
+    tensorboard: bool | OutputPath | None = Field(
+        None, description="true writes TensorBoard files into the run directory, a directory writes them there."
+    )
     wandb: Wandb | None = Field(None, description="A mapping, which may be empty, switches Weights & Biases on; null is off.")
 
 
@@ -320,7 +326,7 @@ class Recipe(Section):
     """What a person wants, whole. `models.policy.path`, one data path, one reward and `train.steps` are enough."""
 
     name: Name | None = Field(None, description="Name of the run and of its directory; null takes the recipe file's.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Key of everything random: order of the data, samples, dropout.")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="Key of everything random: order of the data, samples, dropout.")
     extends: tuple[Text, ...] = Field(
         (), description="Recipes this one builds on, left to right: mappings merge, lists replace, null removes; a path is relative to this file."
     )

@@ -124,7 +124,9 @@ def compose(source: Source, problems: list[Problem], start: int = 0) -> Node | N
         before = source.text[: found.start()]
         line = len(Source("", before, "").lines)
         place = Place(source=source, line=line, column=len(Source("", before, "").lines[-1]) + 1, length=1)
-        raise YamlFault(_problem(f"character U+{ord(found[0]):04X} is not allowed", place, hint="delete it, or write it as an escape in double quotes"))
+        raise YamlFault(
+            _problem(f"character U+{ord(found[0]):04X} is not allowed", place, hint="delete it, or write it as an escape in double quotes")
+        )
     return _Composer(source, problems, start).document()
 
 
@@ -176,6 +178,8 @@ class _Composer:
         if place is not None and place.text[: place.column].strip() == "" and "\t" in place.text[: place.column]:
             return _problem("a tab in the indentation", place, hint="indent with spaces")
         hint = next((hint for part, hint in _HINTS.items() if part in message), None)
+        if place is not None and "${" in place.text:
+            hint = "put quotes round `${...}` where it stands inside brackets or braces"
         return _problem(f"not YAML: {message}", place, label=None if error.problem is None else error.context, hint=hint)
 
     def _at(self, line: int, column: int, length: int) -> Place:
@@ -277,7 +281,8 @@ class _Composer:
 
 def find(root: Node, path: KeyPath) -> tuple[int, Place, Node]:
     """(how many pieces of `path` exist, place of the last key of those, its value). Forgiving: "0" may be an index, and a list of one its item."""
-    node, key, used = root, root.place, 0
+    top = root.place
+    node, key, used = root, Place(source=top.source, line=top.line, column=top.column, length=0), 0
     for piece in path:
         if isinstance(node, Sequence) and len(node.items) == 1 and isinstance(piece, str) and not piece.isdecimal():
             node = node.items[0]

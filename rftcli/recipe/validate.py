@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rftcli.recipe.kinds import Kind, fields_of
+from rftcli.recipe.kinds import Kind, fields_of, show_number
 from rftcli.recipe.paths import KeyPath, format_path, related
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.read import Reader
@@ -79,20 +79,18 @@ def _report(path: KeyPath, item: AnyMapping[str, Any], root: Node, reader: Reade
     used, key, node = find(root, path)
     in_key = item["loc"][-1] == "[key]"
     place = node.place if isinstance(node, Scalar) and used == len(path) and node.place.length and not in_key else key
-    message, label = _words(item)
+    got = node.text if isinstance(node, Scalar) and used == len(path) and "${" not in node.text and not in_key else str(item["input"])
+    message, label = _words(item, f"`{got}`")
     reader.doubtful.add(path)
     reader.problems.append(Problem(code="wrong-value", path=format_path(path), message=message, place=place, label=label))
 
 
-def _words(item: AnyMapping[str, Any]) -> tuple[str, str | None]:
-    """(message, what to say behind the caret) for one of pydantic's findings."""
-    limits, got = item.get("ctx", {}), item["input"]
-    shown = f"`{got}`" if isinstance(got, str) else f"{got}"
-    kind = item["type"]
-    for name, words in _BOUNDS.items():
-        if kind == name:
-            limit = next(iter(limits.values()))
-            return f"must be {words} {limit}, got {shown}", None
+def _words(item: AnyMapping[str, Any], shown: str) -> tuple[str, str | None]:
+    """(message, what to say behind the caret) for one of pydantic's findings. `shown`: the value as it was written."""
+    limits, kind = item.get("ctx", {}), item["type"]
+    if kind in _BOUNDS:
+        limit = next(iter(limits.values()))
+        return f"must be {_BOUNDS[kind]} {show_number(limit)}, got {shown}", None
     if kind == "string_too_short":
         return "must not be empty", None
     if kind == "string_pattern_mismatch":

@@ -45,18 +45,13 @@ def _check_math(options: Mapping[str, Any]) -> list[str]:
     read = options["read"]
     good = len(read) > 0 and all(isinstance(place, str) and place in READ for place in read)
     problems = [] if good else [f"option `read` is a list of one or more of {', '.join(READ)}, got {list(read)}"]
-    return problems + _check_limit(options)
+    return problems + simple.check_time_limit(options)
 
 
 def _check_gym(options: Mapping[str, Any]) -> list[str]:
     extract = options["extract"]
     problems = [] if extract in EXTRACT else [f"option `extract` is one of {', '.join(EXTRACT)}, got `{extract}`"]
-    return problems + _check_limit(options)
-
-
-def _check_limit(options: Mapping[str, Any]) -> list[str]:
-    seconds = options["time_limit_seconds"]
-    return [] if 0 < seconds <= 3600 else [f"option `time_limit_seconds` must lie between 0 and 3600, got {seconds}"]
+    return problems + simple.check_time_limit(options)
 
 
 TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
@@ -167,7 +162,7 @@ RULES: dict[str, Rule] = {
     ),
     "regex": Rule(
         function=simple.regex,
-        options={"pattern": REQUIRED, "dotall": True, "ignore_case": False, "full": False, "group": None, "after": None},
+        options={"pattern": REQUIRED, "dotall": True, "ignore_case": False, "full": False, "group": None, "after": None, "time_limit_seconds": 5.0},
         needs_reference=False,
         summary="1 if a pattern is found, or if one of its groups equals the reference",
         check=simple.check_regex,

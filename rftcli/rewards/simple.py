@@ -13,9 +13,6 @@ import regex as regular_expressions  # its searches take a time limit and let ot
 
 from rftcli.rewards.inputs import RuleInput, cut_after, references
 
-REGEX_LIMIT_SECONDS = 5.0
-"""A pattern that backtracks without end on some answer must not hang the run; over the limit is an error."""
-
 
 def exact(item: RuleInput, *, after: str | None = None, strip: bool = True, casefold: bool = False, whitespace: bool = False) -> float:
     """1 if the text equals the reference, or one of a list of references. Both sides are normalised alike: `strip` the ends, `casefold`, and
@@ -40,11 +37,13 @@ def regex(
     full: bool = False,
     group: str | int | None = None,
     after: str | None = None,
+    time_limit_seconds: float = 5.0,
 ) -> float:
     r"""1 if `pattern` is found in the text, white space at its ends aside. `full`: it must match all of it. `group`: 1 if that group of the last
     match equals the reference or one of them. `dotall` is on, since answers have many lines: `.` matches line ends too.
 
-    TimeoutError over REGEX_LIMIT_SECONDS; ValueError for a `group` without a reference.
+    TimeoutError over the time limit, which is there because a pattern may backtrack without end on some answer; ValueError for a `group` without a
+    reference.
     """
     golds = set() if group is None else {gold.strip() for gold in references(item.reference)}
     text = cut_after(item.text, after)
@@ -52,11 +51,11 @@ def regex(
         return 0.0
     compiled, text = _compile(pattern, dotall, ignore_case), text.strip()
     if full:
-        match = compiled.fullmatch(text, timeout=REGEX_LIMIT_SECONDS)
+        match = compiled.fullmatch(text, timeout=time_limit_seconds)
     elif group is None:
-        match = compiled.search(text, timeout=REGEX_LIMIT_SECONDS)
+        match = compiled.search(text, timeout=time_limit_seconds)
     else:
-        match = next(iter(deque(compiled.finditer(text, timeout=REGEX_LIMIT_SECONDS), maxlen=1)), None)
+        match = next(iter(deque(compiled.finditer(text, timeout=time_limit_seconds), maxlen=1)), None)
     if match is None:
         return 0.0
     return 1.0 if group is None else float(match[group] is not None and match[group].strip() in golds)
@@ -98,6 +97,8 @@ def check_regex(options: Mapping[str, Any]) -> list[str]:
         compiled = _compile(options["pattern"], options["dotall"], options["ignore_case"])
     except regular_expressions.error as error:
         return [f"option `pattern` is not a regular expression: {error}"]
+    if problems := check_time_limit(options):
+        return problems
     group = options["group"]
     if group is None or group in compiled.groupindex or (isinstance(group, int) and 0 <= group <= compiled.groups):
         return []
@@ -114,6 +115,11 @@ def check_tags(options: Mapping[str, Any]) -> list[str]:
     given = {name: options[name] for name in ("tag", "answer_tag") if options[name] is not None}
     problems = [f"option `{name}` is the bare name of a tag, such as `think`, got `{tag}`" for name, tag in given.items() if not tag.isidentifier()]
     return problems or (["options `tag` and `answer_tag` must differ"] if options["tag"] == options["answer_tag"] else [])
+
+
+def check_time_limit(options: Mapping[str, Any]) -> list[str]:
+    seconds = options["time_limit_seconds"]
+    return [] if 0 < seconds <= 3600 else [f"option `time_limit_seconds` must lie between 0 and 3600, got {seconds}"]
 
 
 def _compile(pattern: str, dotall: bool, ignore_case: bool) -> regular_expressions.Pattern[str]:

@@ -17,13 +17,14 @@ from rftcli.data.source import PromptSource
 from rftcli.engines.table import sampler_class
 from rftcli.errors import RftError
 from rftcli.models.export import export_hf
-from rftcli.models.load import eos_ids, load_causal_lm, load_tokenizer, num_parameters
+from rftcli.models.load import eos_ids, load_causal_lm, load_tokenizer, num_parameters, pad_id
 from rftcli.models.policy import CausalPolicy
-from rftcli.models.probe import agreement
-from rftcli.observe.lessons import Lessons
+from rftcli.models.probe import Agreement, agreement
+from rftcli.observe.lessons import LessonState, lessons
 from rftcli.plan.plan import ModelPlan, Plan
 from rftcli.protocols import Roles, Sampler, Stateful, World
-from rftcli.rewards.table import ErrorWindow, RewardTable
+from rftcli.rewards.failures import ErrorWindow
+from rftcli.rewards.table import RewardTable
 from rftcli.runtime.clock import Stopwatch
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.learner import DeepSpeedLearner, FrozenPolicy
@@ -60,10 +61,10 @@ class Job:
     sampler: Sampler
     source: PromptSource
     scorer: RewardTable
-    eval_scorer: RewardTable
     eval_sets: list[EvalSet]
     totals: Totals
-    lessons: Lessons
+    lessons: LessonState
+    errors: ErrorWindow
     trackers: Trackers | None
     tokenizer: Any
     model: Any
@@ -92,12 +93,11 @@ class Job:
 
     def news(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Warnings after a step: what the metrics teach, and trackers that failed."""
-        return [*self.lessons.see(metrics), *(self.trackers.news() if self.trackers is not None else [])]
+        return [*lessons(metrics, self.lessons), *(self.trackers.news() if self.trackers is not None else [])]
 
     def close(self) -> None:
         """End worker processes and the engine."""
         self.scorer.close()
-        self.eval_scorer.close()
         self.sampler.close()
 
     def stop_reason(self) -> str | None:
@@ -111,7 +111,7 @@ def device_of(plan: Plan, local_rank: int) -> torch.device:
 
 def load_model(plan: ModelPlan, device: torch.device, path: str | None = None) -> Any:
     """The causal LM of a model plan, in evaluation mode, on `device`; `path` takes its place (a checkpoint's policy folder)."""
-    model = load_causal_lm(
+    return load_causal_lm(
         path or plan.path,
         dtype=plan.dtype,
         attention=plan.attention,
@@ -120,9 +120,6 @@ def load_model(plan: ModelPlan, device: torch.device, path: str | None = None) -
         trust_remote_code=plan.trust_remote_code,
         device=device,
     )
-    if plan.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model
 
 
 def make_sampler(plan: Plan, model: Any, tokenizer: Any, ends: tuple[int, ...], pad_id: int, device: torch.device, *, owns_weights: bool) -> Sampler:
@@ -149,12 +146,8 @@ def make_eval_sets(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> lis
     return sets
 
 
-def make_scorers(plan: Plan, paths: list[Path]) -> tuple[RewardTable, RewardTable, ErrorWindow]:
-    """(training table, evaluation table, error window): evaluation never touches the window that may stop the run."""
-    window = ErrorWindow(plan.rewards.max_error_rate)
-    train = RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths, errors=window)
-    held_out = RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths)
-    return train, held_out, window
+def make_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
+    return RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths)
 
 
 def reward_sources(plan: Plan) -> tuple[Path, ...]:
@@ -170,11 +163,24 @@ def reward_sources(plan: Plan) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:
+    """Refuse to train on log-probs that are not the model's own. Raises RftError with what to change."""
+    if plan.batch.layout not in probe.layouts:
+        other = f"; batch.layout: {probe.layouts[0]} agrees" if probe.layouts else ""
+        raise RftError(
+            f"the trainer's log-probs differ from the model's plain forward by {getattr(probe, plan.batch.layout):.2g} nats on {probe.positions} "
+            f"positions in the {plan.batch.layout} layout (at most {probe.tolerance:g} is accepted)",
+            hint=f"try models.policy.attention: eager or dtype: float32{other}",
+        )
+    if probe.head == "model":
+        emit.log("the output head is more than a matrix: log-probs go through the model's own forward, which needs more memory")
+
+
 def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: torch.device, emit: Emitter, *, first_step: int) -> Job:
     """Everything, on this rank. Cheap things first: a bad data set or reward is found before a model is loaded."""
     watch = Stopwatch()
     paths = search_paths(plan)
-    scorer, eval_scorer, window = make_scorers(plan, paths)
+    scorer = make_scorer(plan, paths)
     tokenizer = load_tokenizer(plan.policy.path, trust_remote_code=plan.policy.trust_remote_code)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = PromptSource([(spec, read_rows(spec, paths)) for spec in plan.data.train], builder, seed=plan.seed, shuffle=plan.data.shuffle)
@@ -186,29 +192,30 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
 
     torch.manual_seed(plan.seed)  # dropout, if any; sampling and order have keys of their own
     model = load_model(plan.policy, device)
-    ends = eos_ids(model, tokenizer)
-    pad_id = tokenizer.pad_token_id
-    policy = CausalPolicy(model)
-    report = agreement(policy, tokenizer, layout=plan.batch.layout, device=device)
-    if report.note is not None:
-        emit.log(report.note)
-    reference = FrozenPolicy(CausalPolicy(load_model(plan.reference, device), head=policy.head)) if plan.reference is not None else None
+    ends = eos_ids(model.config, model.generation_config, tokenizer)
+    pad = pad_id(tokenizer)
+    policy = CausalPolicy(model, gradient_checkpointing=plan.policy.gradient_checkpointing)
+    probe = agreement(policy, temperature=plan.rollout.temperature)
+    prove(probe, plan, emit)
+    policy.head = probe.head
+    reference = None if plan.reference is None else FrozenPolicy(CausalPolicy(load_model(plan.reference, device), head=probe.head))
     if plan.rollout.engine == "hf" and not plan.rollout.shares_weights:
-        sampler = make_sampler(plan, load_model(plan.policy, device).eval(), tokenizer, ends, pad_id, device, owns_weights=True)
+        sampler = make_sampler(plan, load_model(plan.policy, device).eval(), tokenizer, ends, pad, device, owns_weights=True)
     else:
-        sampler = make_sampler(plan, model, tokenizer, ends, pad_id, device, owns_weights=False)
+        sampler = make_sampler(plan, model, tokenizer, ends, pad, device, owns_weights=False)
     parameters = num_parameters(model)
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature)
-    totals, lessons = Totals(), Lessons()
-    registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": lessons}
+    totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)
+    taught = LessonState(on_policy=plan.batch.needs_prepass is None)
+    registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": taught}
     info = {
         "name": plan.name, "steps": plan.steps, "ranks": world.size, "device": plan.world.device, "engine": plan.rollout.engine,
         "model": plan.policy.given, "parameters": parameters, "zero_stage": plan.learner.zero_stage, "batch": plan.batch.equation,
-        "logprob_probe": report.max_difference,
+        "logprob_probe": max(probe.padded, probe.packed),
     }  # fmt: skip
     return Job(
         plan=plan, run=run, attempt=attempt, world=world, device=device, emit=emit, watch=watch,
-        roles=Roles(policy=learner, reference=reference), sampler=sampler, source=source, scorer=scorer, eval_scorer=eval_scorer,
-        eval_sets=eval_sets, totals=totals, lessons=lessons, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
-        tokenizer=tokenizer, model=model, pad_id=pad_id, eos_ids=ends, registry=registry, info=info, first_step=first_step,
+        roles=Roles(policy=learner, reference=reference), sampler=sampler, source=source, scorer=scorer, errors=window,
+        eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
+        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, first_step=first_step,
     )  # fmt: skip

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rftcli.data.prompts import PromptBuilder
 from rftcli.events import EvalDone, RunEnded, RunStarted
-from rftcli.models.load import eos_ids, load_tokenizer, num_parameters
+from rftcli.models.load import eos_ids, load_tokenizer, num_parameters, pad_id
 from rftcli.plan.plan import Plan
 from rftcli.protocols import World
-from rftcli.runtime.build import device_of, load_model, make_eval_sets, make_sampler, make_scorers, search_paths
+from rftcli.runtime.build import device_of, load_model, make_eval_sets, make_sampler, make_scorer, search_paths
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
 from rftcli.runtime.tell import merge_parts
@@ -27,9 +27,9 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     tokenizer = load_tokenizer(path, trust_remote_code=plan.policy.trust_remote_code)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     sets = make_eval_sets(plan, builder, paths)
-    _, scorer, _ = make_scorers(plan, paths)
+    scorer = make_scorer(plan, paths)
     model = load_model(plan.policy, device, path).eval()
-    sampler = make_sampler(plan, model, tokenizer, eos_ids(model, tokenizer), tokenizer.pad_token_id, device, owns_weights=False)
+    sampler = make_sampler(plan, model, tokenizer, eos_ids(model.config, model.generation_config, tokenizer), pad_id(tokenizer), device, owns_weights=False)
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": path, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))
     start = time.perf_counter()

@@ -34,6 +34,12 @@ class GuardedAdamW(torch.optim.AdamW):
         return None if self.skip else super().step(closure)
 
 
+def policy_inputs(batch: Batch) -> dict[str, Any]:
+    """What a policy module's forward takes of a micro-batch."""
+    names = ("input_ids", "position_ids", "attention_mask", "select", "target_ids", "most_tokens")
+    return {name: getattr(batch, name) for name in names}
+
+
 class DeepSpeedLearner:
     """Learner and Policy at once around one module whose forward gives (log-probs, entropy).
 
@@ -67,14 +73,7 @@ class DeepSpeedLearner:
 
     def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         self.engine.train(torch.is_grad_enabled())
-        return self.engine(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            attention_mask=batch.attention_mask,
-            select=batch.select,
-            target_ids=batch.target_ids,
-            temperature=temperature,
-        )
+        return self.engine(**policy_inputs(batch), temperature=temperature)
 
     # Learner
 
@@ -82,8 +81,8 @@ class DeepSpeedLearner:
         self.engine.set_gradient_accumulation_boundary(last)
         new, entropy = self.logprobs(batch, self.temperature)
         value, measured = loss(new, entropy, batch)
-        # A filler's output must reach every parameter, or ranks would wait for each other's reductions: weight it with 0, do not drop it.
-        scaled = value * (self._world.size * batch.weight) + 0.0 * new.sum()
+        # A filler's empty output has to reach every parameter, or ranks would wait for each other's reductions.
+        scaled = value * self._world.size + 0.0 * new.sum()
         self._finite.append(torch.isfinite(scaled.detach()))
         self.engine.backward(scaled)
         return measured
@@ -160,11 +159,4 @@ class FrozenPolicy:
 
     def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
-            return self._module(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                attention_mask=batch.attention_mask,
-                select=batch.select,
-                target_ids=batch.target_ids,
-                temperature=temperature,
-            )
+            return self._module(**policy_inputs(batch), temperature=temperature)

@@ -12,7 +12,8 @@ from typing import Any
 from rftcli.events import CheckpointSaved, EvalDone, RunStarted, StepDone
 from rftcli.runtime import checkpoint
 from rftcli.runtime.build import Job, reward_sources
-from rftcli.runtime.tell import step_metrics, write_eval, write_samples
+from rftcli.rewards.failures import count_failures
+from rftcli.runtime.tell import all_records, step_metrics, write_eval, write_samples
 from rftcli.stages.collect import Collected, collect
 from rftcli.stages.credit import Credited, credit
 from rftcli.stages.evaluate import evaluate
@@ -31,6 +32,7 @@ def run(job: Job) -> str | None:
 
     for step in range(job.first_step, plan.steps + 1):
         emit.at(step)
+        job.scorer.step = step
         collected = collect(job.source, sampler, job.scorer, plan, world, step=step, clock=watch.clock, tick=emit.progress)
         watch.add("rollout", collected.rollout_seconds)
         watch.add("score", collected.score_seconds)
@@ -56,18 +58,20 @@ def run(job: Job) -> str | None:
 def step_done(job: Job, step: int, collected: Collected, credited: Credited, updates: Sequence[Update]) -> None:
     """Samples first, then the line that says the step is done."""
     write_samples(job, step, collected, credited)
-    metrics = step_metrics(job, step, collected, credited, updates)
+    records = all_records(job, collected)
+    metrics = step_metrics(job, records, credited, updates)
     job.emit.emit(StepDone(time=time.time(), attempt=job.emit.attempt, step=step, metrics=metrics))
     job.emit.state("running", step=step)
     for code, text in job.news(metrics):
         job.emit.warn(code, text)
+    job.errors.add(*count_failures(records))  # raises on every rank alike, with the evidence already on disk
 
 
 def held_out(job: Job, step: int) -> Mapping[str, Any]:
     """Evaluate every set; write evals/step_N.json and its samples, then the event."""
     start = job.watch.clock()
     with job.watch.time("eval"):
-        result = evaluate(job.eval_sets, job.sampler, job.eval_scorer, job.plan, job.world, step=step, tick=job.emit.progress)
+        result = evaluate(job.eval_sets, job.sampler, job.scorer, job.plan, job.world, step=step, tick=job.emit.progress)
         write_eval(job, step, result)
     seconds = job.watch.clock() - start
     job.emit.emit(EvalDone(time=time.time(), attempt=job.emit.attempt, step=step, sets=result.sets, seconds=seconds))

@@ -5,6 +5,7 @@ Every problem found on the way is shown at its place in the recipe, all at once.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +13,18 @@ from typing import Any
 
 from rftcli.algo import batchmath
 from rftcli.builtin import builtin_path
-from rftcli.errors import MachineError, RecipeError, UsageError
+from rftcli.errors import MachineError, UsageError
 from rftcli.plan.compile import CompileError, compile_plan, data_specs, reward_parts
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
 from rftcli.probe.machine import machine_facts
 from rftcli.probe.model import model_facts
+from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
+from rftcli.recipe.paths import format_path
 from rftcli.recipe.problems import Problem
-from rftcli.recipe.rules import check, raise_problems
-from rftcli.recipe.shipped import shipped_recipe
-from rftcli.rewards.functions import check_function
+from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import RULES, check_options
 
 ROWS_LOOKED_AT = 1000
@@ -50,21 +51,22 @@ class Checked:
 
 
 def recipe_path(given: Path) -> Path:
-    """The file that was meant: a path, or the name of a shipped recipe. UsageError when it is neither."""
+    """The file that was meant: a path as it is, or the name of a shipped recipe. UsageError when there is no such recipe."""
     if given.exists() or given.suffix or len(given.parts) > 1:
-        if not given.is_file():
-            raise UsageError(f"{given} is not a file", hint="`rft train quickstart` runs a shipped recipe")
         return given
-    return shipped_recipe(str(given))
+    names = {path.stem: path for path in sorted(shipped_recipes().glob("*.yaml"))}
+    if str(given) not in names:
+        close = difflib.get_close_matches(str(given), names, n=1)
+        meant = f"; did you mean `{close[0]}`?" if close else ""
+        raise UsageError(f"there is no file `{given}` and no shipped recipe of that name{meant}", hint=f"shipped recipes: {', '.join(names)}")
+    return names[str(given)]
 
 
 def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
     """The recipe, schema and cross-field rules checked. RecipeError with every problem."""
-    loaded = load_recipe(recipe_path(given), sets=list(sets))
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
-    problems = check(loaded, known_rules=rules)
-    problems += _reward_problems(loaded)
-    raise_problems(loaded, problems)
+    loaded = load_recipe(recipe_path(given), sets=list(sets), known_rules=rules)
+    loaded.raise_problems(_reward_problems(loaded))
     return loaded
 
 
@@ -80,9 +82,9 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
     try:
         plan = _compile(loaded, Facts(machine=machine, model=facts.model, ranks=facts.ranks, train_rows=rows))
     except CompileError as error:
-        raise_problems(loaded, [*problems, *(_placed(loaded, p) for p in error.problems)])
+        loaded.raise_problems([*problems, *(_placed(loaded, p) for p in error.problems)])
         raise
-    raise_problems(loaded, problems)
+    loaded.raise_problems(problems)
     return Prepared(plan=plan, loaded=loaded, data=scanned, machine=machine, warnings=(*warnings, *_few_prompts(plan, rows)))
 
 
@@ -95,7 +97,7 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
     refusal = batchmath.refusal(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, known)
     if refusal is not None:
         problems.append(loaded.problem("batch.prompts_per_step", refusal))
-    raise_problems(loaded, problems)
+    loaded.raise_problems(problems)
     fitting = batchmath.valid_ranks(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, 1024)
     return Checked(summary=f"({recipe.batch.prompts_per_step} prompts a step run on {_listed(fitting)} ranks)", warnings=tuple(warnings))
 
@@ -138,6 +140,11 @@ def resolved_model(path: str) -> str:
     return str(builtin_path(path.removeprefix("builtin:"))) if path.startswith("builtin:") else path
 
 
+def _path(loaded: LoadedRecipe) -> Path:
+    assert loaded.path is not None, "recipes of commands are files"
+    return loaded.path
+
+
 def _model(loaded: LoadedRecipe) -> ModelFacts:
     return model_facts(resolved_model(loaded.recipe.models.policy.path))
 
@@ -148,8 +155,8 @@ def _compile(loaded: LoadedRecipe, facts: Facts) -> Plan:
     return compile_plan(
         recipe,
         facts,
-        name=recipe.name or loaded.path.stem,
-        search_path=str(loaded.path.resolve().parent),
+        name=recipe.name or _path(loaded).stem,
+        search_path=str(_path(loaded).resolve().parent),
         policy_path=resolved_model(recipe.models.policy.path),
         reference_path=None if reference == "policy" else resolved_model(reference),
     )
@@ -158,7 +165,7 @@ def _compile(loaded: LoadedRecipe, facts: Facts) -> Plan:
 def _scan(loaded: LoadedRecipe, *, first: int | None) -> tuple[data_probe.DataFacts, list[Problem], list[str]]:
     """Facts of every set, labels without a reward entry as problems, reward entries without rows as warnings."""
     recipe = loaded.recipe
-    folder = loaded.path.resolve().parent
+    folder = _path(loaded).resolve().parent
     train, held_out = data_specs(recipe)
     facts = data_probe.scan([*train, *held_out], [folder], first=first)
     needing = [
@@ -178,23 +185,18 @@ def _scan(loaded: LoadedRecipe, *, first: int | None) -> tuple[data_probe.DataFa
 def _reward_problems(loaded: LoadedRecipe) -> list[Problem]:
     """Options that a rule does not take, and functions that cannot be imported."""
     problems = []
-    folder = loaded.path.resolve().parent
+    folder = _path(loaded).resolve().parent
     for label, entry in loaded.recipe.rewards.items():
         for index, part in enumerate(entry.parts):
-            where = f"{label_path(label)}.parts[{index}]"
-            if part.rule is not None and part.rule in RULES:
+            where = format_path(("rewards", label, "parts", index))
+            if part.rule is not None:
                 problems += [loaded.problem(f"{where}.options", text) for text in check_options(part.rule, part.options)]
             elif part.python is not None:
-                text = check_function(part.python, [folder])
-                if text is not None:
-                    problems.append(loaded.problem(f"{where}.python", text))
+                try:
+                    load_function(part.python, part.options, [folder])
+                except UsageError as error:
+                    problems.append(loaded.problem(f"{where}.python", error.message, hint=error.hint))
     return problems
-
-
-def label_path(label: str) -> str:
-    from rftcli.recipe.paths import format_path
-
-    return format_path(("rewards", label))
 
 
 def _placed(loaded: LoadedRecipe, problem: Any) -> Problem:
@@ -205,5 +207,3 @@ def _few_prompts(plan: Plan, rows: int) -> tuple[str, ...]:
     need = plan.batch.prompts_per_step
     return (f"the training data has {rows} rows, a step draws {need}: rows repeat within a step",) if rows < need else ()
 
-
-__all__ = ["Checked", "Prepared", "RecipeError", "load", "prepare", "recipe_path", "resolved_model", "validate"]

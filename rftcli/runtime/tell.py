@@ -15,7 +15,7 @@ from rftcli.runtime.rundir import step_name, write_json
 from rftcli.stages.collect import Collected
 from rftcli.stages.credit import Credited
 from rftcli.stages.evaluate import Evaluation
-from rftcli.stages.records import length_metrics, records_of, reward_metrics, sample_line
+from rftcli.stages.records import SampleRecord, length_metrics, records_of, reward_metrics, sample_line
 from rftcli.types import Update
 
 if TYPE_CHECKING:
@@ -25,9 +25,14 @@ WEIGHTED = ("loss", "policy_loss", "entropy", "kl", "kl_update", "ratio_mean", "
 """Metrics of several updates of a step, averaged with their trained tokens as weights."""
 
 
-def step_metrics(job: Job, step: int, collected: Collected, credited: Credited, updates: Sequence[Update]) -> dict[str, Any]:
-    """The step event. Collective: statistics are taken over the completions of all ranks together."""
+def all_records(job: Job, collected: Collected) -> list[SampleRecord]:
+    """One record for each completion of the step on any rank, by draw and sample, the same on every rank. Collective."""
     records = [item for part in job.world.gather(records_of(collected.groups)) for item in part]
+    return sorted(records, key=lambda item: (item.draw, item.sample))
+
+
+def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, updates: Sequence[Update]) -> dict[str, Any]:
+    """The step event, from the completions of all ranks together. Collective."""
     metrics = {**reward_metrics(records), **length_metrics(records)}
     if credited.advantages:
         moments = Moments.of(credited.advantages.values())

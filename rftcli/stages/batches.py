@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from rftcli.algo import align, batchmath
 from rftcli.algo.reduce import count_trained
 from rftcli.plan.plan import BatchPlan
+from rftcli.protocols import World
 from rftcli.types import Batch, Denominators, Experience
 
 NO_DENOMINATORS = Denominators(tokens=1, sequences=1)
@@ -54,10 +56,20 @@ def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators:
 
 
 def micro_batches(
-    experiences: Sequence[Experience], plan: BatchPlan, denominators: Denominators, *, pad_id: int, device: torch.device
+    experiences: Sequence[Experience], plan: BatchPlan, denominators: Denominators, world: World, *, pad_id: int, device: torch.device
 ) -> list[Batch]:
-    """This rank's share of one update, cut by rows."""
-    return [
+    """This rank's share of one update, cut by rows; every rank gets the same number. Collective.
+
+    A rank with fewer ends with fillers: one row in which nothing is trained, which takes part in every collective and changes nothing.
+    """
+    parts = [
         make_batch([experiences[row] for row in rows], plan, denominators, pad_id=pad_id, device=device)
         for rows in batchmath.micro_batches(len(experiences), plan.micro_batch_size)
     ]
+    (steps,) = (int(value) for value in world.max([len(parts)]))
+    while len(parts) < steps:
+        untrained = replace(experiences[0], mask=torch.zeros_like(experiences[0].mask))
+        parts.append(make_batch([untrained], plan, denominators, pad_id=pad_id, device=device))
+    for part, most in zip(parts, world.max([part.target_ids.numel() for part in parts]), strict=True):
+        part.most_tokens = int(most)
+    return parts

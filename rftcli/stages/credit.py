@@ -90,16 +90,12 @@ def _fill(
 
     Every rank makes the same number of passes: under ZeRO-3 a pass is a collective.
     """
-    parts = batches.micro_batches(experiences, plan.batch, batches.NO_DENOMINATORS, pad_id=pad_id, device=device)
-    (passes,) = (int(value) for value in world.max([len(parts)]))
+    parts = batches.micro_batches(experiences, plan.batch, batches.NO_DENOMINATORS, world, pad_id=pad_id, device=device)
     row = 0
-    with torch.no_grad():
-        for index in range(passes):
-            batch = parts[min(index, len(parts) - 1)]
+    for batch in parts:
+        with torch.no_grad():
             logprobs, _ = policy.logprobs(batch, plan.rollout.temperature)
-            if index >= len(parts):
-                continue
-            members = experiences[row : row + batch.num_sequences]
-            row += batch.num_sequences
-            for experience, values in zip(members, align.unflatten(logprobs.cpu(), [e.mask for e in members]), strict=True):
-                setattr(experience, name, values)
+        members = experiences[row : row + batch.num_sequences]  # none left for a filler
+        row += len(members)
+        for experience, values in zip(members, align.unflatten(logprobs.cpu(), [e.mask for e in members]), strict=True):
+            setattr(experience, name, values)

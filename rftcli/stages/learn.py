@@ -89,19 +89,11 @@ def one_update(
     if tokens == 0:
         return Update(applied=False, policy_version=learner.version, lr=learner.lr, grad_norm=None, metrics={}, tokens=0)
     denominators = Denominators(tokens=tokens, sequences=sequences)
-    parts = batches.micro_batches(experiences, plan.batch, denominators, pad_id=pad_id, device=device)
-    (steps,) = (int(value) for value in world.max([len(parts)]))
-    for _ in range(steps - len(parts)):
-        filler = batches.make_batch(experiences[:1], plan.batch, denominators, pad_id=pad_id, device=device)
-        filler.weight = 0.0
-        parts.append(filler)
-
+    parts = batches.micro_batches(experiences, plan.batch, denominators, world, pad_id=pad_id, device=device)
     measured: dict[str, list[torch.Tensor]] = {}
     for index, batch in enumerate(parts):
-        found = learner.backward(batch, loss, last=index == steps - 1)
-        if batch.weight:
-            for name, value in found.items():
-                measured.setdefault(name, []).append(value.detach().double())
+        for name, value in learner.backward(batch, loss, last=index == len(parts) - 1).items():
+            measured.setdefault(name, []).append(value.detach().double())
     outcome = learner.step()
     local_sums = [float(torch.stack(measured[name]).sum()) if name in measured else 0.0 for name in SUMS]
     local_peaks = [float(torch.stack(measured[name]).max()) if name in measured else 0.0 for name in MAXIMA]

@@ -91,7 +91,7 @@ def gradient(world: Any, *, layout: str, micro: int, zero: int, aggregate: str =
     from rftcli.stages.learn import one_update, policy_loss
 
     if chunk_tokens:
-        policy_module.CHUNK_BYTES = chunk_tokens * 97 * 4
+        policy_module.HEAD_BYTES = chunk_tokens * 97 * 4
     learner = learner_of(world, zero=zero)
     plan = plan_of(layout, micro, aggregate, kl=0.1)
     found: dict[str, torch.Tensor] = {}

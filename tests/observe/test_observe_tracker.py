@@ -159,6 +159,15 @@ def test_crash_and_resume_offline_keeps_every_metric_and_every_step(run_dir, ste
     assert not (run_dir / "attempts" / "3").exists()
 
 
+def test_steps_that_go_back_are_kept(run_dir, step_done, append_events, start):
+    """Within one wandb session: what a resumed online run looks like to wandb, whose own counter never goes back."""
+    order = [1, 2, 3, 4, 2, 3, 1, 5]
+    events = [step_done(step, kl=float(place)) for place, step in enumerate(order)]
+    append_events(run_dir, [*events, RunEnded(time=0.0, attempt=1, step=5, status="done")])
+    assert start(run_dir, 1, {"wandb": {}}).wait(LIMIT_SECONDS) == 0
+    assert [(row["step"], row["kl"]) for _, _, row in wandb_rows(run_dir)] == [(step, float(place)) for place, step in enumerate(order)]
+
+
 def test_tables_are_few_in_a_long_run(run_dir, step_done, append_events, write_samples, start):
     steps = TABLES * 20
     events = [RunStarted(time=0.0, attempt=1, step=0, info={"steps": steps})]

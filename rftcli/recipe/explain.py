@@ -1,0 +1,121 @@
+"""`rft explain`: what a key takes, its default, its meaning and its rules, or what a rule says. Everything comes from `sections` and `rules`.
+
+What is left out: topics, which are pages of the documentation.
+"""
+
+from __future__ import annotations
+
+from rftcli.errors import UsageError
+from rftcli.recipe.kinds import ANY_KEY, Key, Kind, fields_of, key_table, keys, pattern_of, show_pattern
+from rftcli.recipe.names import SURE, closest, either
+from rftcli.recipe.not_yet import VALUES, key_reason
+from rftcli.recipe.paths import parse_path
+from rftcli.recipe.rules import RULES
+from rftcli.recipe.schema import as_yaml, default_of
+
+
+def explain(path_or_code: str) -> str:
+    """The explanation of a key (`rollout.temperature`, `data.train[0].path`, `rewards.math`) or of a rule's code (`group-of-one`).
+
+    Raises UsageError with the nearest names if there is no such key or rule.
+    """
+    if path_or_code in RULES:
+        return _rule(path_or_code)
+    if path_or_code in CODES:
+        return _page(path_or_code, CODES[path_or_code], [], [])
+    try:
+        pattern = _lenient(path_or_code)
+    except ValueError as error:
+        raise UsageError(f"`{path_or_code}` is neither a key nor a rule: {error.args[0]}") from error
+    for end in range(len(pattern), 0, -1):
+        reason = key_reason(pattern[:end])
+        if reason is not None:
+            return f"{show_pattern(pattern)}\n\n  Not yet supported: {reason}.\n"
+    if pattern in key_table():
+        return _key(key_table()[pattern])
+    above = key_table().get(pattern[:-1])
+    inner = None if above is None or pattern[-1] != ANY_KEY else above.kind.items or above.kind.values
+    if inner is None or inner.section is None:
+        raise _unknown(path_or_code, pattern)
+    return _page(show_pattern(pattern), str(inner.section.__doc__), [], _members(inner, pattern))
+
+
+CODES: dict[str, str] = {
+    "yaml": "The text is not YAML as recipes use it: one document of mappings, lists and values, without tags, in UTF-8.",
+    "duplicate-key": "A key stands twice in one mapping, so that one of the two values would be lost.",
+    "unknown-key": "The key does not exist in this section.",
+    "missing-key": "A key without a default is not written.",
+    "wrong-value": "The value is not of the kind or in the range that the key takes.",
+    "unknown-value": "The value is none of the words that the key takes.",
+    "not-yet-supported": "The language has this key or value, this version does not.",
+    "empty-value": "Nothing stands behind a key that a parent recipe gives a value: null would remove that, an unfinished line should not.",
+    "variable": "A `${VAR}` names a variable of the environment that is not set, or no variable.",
+    "extends": "A recipe that is built on cannot be read, or is built on this one.",
+    "set": "A `--set` is not of the form PATH=VALUE, or its path leads nowhere.",
+    "no-recipe": "The recipe's file cannot be read.",
+}
+"""Code of a problem that is no rule's -> what it says. Those of rules are in `rules.RULES`."""
+
+
+def _lenient(text: str) -> tuple[str, ...]:
+    """The pattern meant by a path or pattern: an index may be missing, `[]` or a number."""
+    given = pattern_of(parse_path(text.replace("[]", "[0]")))
+    pieces: list[str] = []
+    for piece in given:
+        above = key_table().get(tuple(pieces))
+        if above is not None and above.kind.items is not None and above.kind.items.section is not None:
+            pieces.append(ANY_KEY)
+            if piece == ANY_KEY or piece.isdecimal():
+                continue
+        pieces.append(piece)
+    return tuple(pieces)
+
+
+def _key(key: Key) -> str:
+    kind = key.kind
+    rows: list[tuple[str, str]] = []
+    inner = kind.items or kind.values
+    if kind.section is None or kind.null:
+        rows.append(("takes", ", ".join((kind.words(), *kind.bounds, *(f"each {bound}" for bound in (inner.bounds if inner else ()))))))
+    if key.info.is_required():
+        rows.append(("default", "none: the key is needed"))
+    elif kind.section is None or kind.null:
+        rows.append(("default", as_yaml(default_of(key.info))))
+    later = VALUES.get(key.pattern, {})
+    rows += [("not yet", ", ".join(later))] if later else []
+    rows += [("rule", f"{code}: {rule.text}") for code, rule in RULES.items() if key.pattern in rule.about]
+    return _page(key.pattern, str(key.info.description), rows, _members(kind, key.pieces))
+
+
+def _members(kind: Kind, pieces: tuple[str, ...]) -> list[tuple[str, str]]:
+    """(key, meaning) of what is in a section."""
+    below = pieces
+    if kind.section is None and (kind.items or kind.values) is not None:
+        below, kind = (*pieces, ANY_KEY), kind.items or kind.values or kind
+    if kind.section is None:
+        return []
+    return [(name, str(key_table()[(*below, name)].info.description)) for name in fields_of(kind.section)]
+
+
+def _rule(code: str) -> str:
+    rule = RULES[code]
+    return _page(code, rule.text, [("about", ", ".join(rule.about))], [])
+
+
+def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tuple[str, str]]) -> str:
+    blocks = [title, f"  {text}"]
+    for table in (rows, members):
+        width = max((len(name) for name, _ in table), default=0)
+        if table:
+            blocks.append("\n".join(f"  {name:<{width}}  {value}" for name, value in table))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _unknown(given: str, pattern: tuple[str, ...]) -> UsageError:
+    patterns = [key.pattern for key in keys()]
+    beside = {key.name: key.pattern for key in keys() if key.pieces[:-1] == pattern[:-1]}
+    named = closest(pattern[-1], {key.name for key in keys()}, SURE)
+    found = closest(given, [*RULES, *CODES], SURE) or [beside[name] for name in closest(pattern[-1], beside)]
+    found = found or [key.pattern for key in keys() if key.name in named][:5] or closest(given, [*RULES, *patterns])
+    hint = f"did you mean {either(found)}?" if found else "`rft explain rollout` lists a section's keys"
+    return UsageError(f"there is no key and no rule `{given}`", hint=hint)
