@@ -1,8 +1,8 @@
 """Every number of a run as a TensorBoard scalar, at the step it belongs to. Uses TensorBoard's own writer: no torch, no TensorFlow.
 
-`track.tensorboard: true` writes to `<run_dir>/tensorboard`; a directory writes to `<directory>/<name of the run directory>`, so that several runs
-stand side by side. A resumed run goes on in the same place: its first step tells TensorBoard to forget that step and everything after it, so the last
-attempt wins. Leaves out text, images and histograms.
+The files lie in `<run_dir>/tensorboard`, or in a directory of the recipe: a relative one inside the run directory, one outside of it with the
+name of the run directory below, so that several runs stand side by side. A resumed run goes on in the same place: its first step tells
+TensorBoard to forget that step and everything after it, so the last attempt wins. Leaves out text, images and histograms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TensorBoard:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self.directory = Path(options).expanduser() / run_dir.resolve().name if isinstance(options, str) else run_dir / "tensorboard"
+        self.directory = _directory(run_dir.resolve(), options if isinstance(options, str) else "tensorboard")
         self._event = event_pb2.Event
         self._restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._summary = summary_pb2.Summary
@@ -56,3 +56,8 @@ class TensorBoard:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._writer.add_event(self._event(step=event.step, wall_time=event.time, summary=self._summary(value=values)))
         self._writer.flush()
+
+
+def _directory(run_dir: Path, chosen: str) -> Path:
+    place = (run_dir / Path(chosen).expanduser()).resolve()
+    return place if place.is_relative_to(run_dir) else place / run_dir.name

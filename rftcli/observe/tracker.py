@@ -5,8 +5,8 @@
 Rank 0 starts it and forgets it: no tracker can stop or slow the run. It writes its log to `attempts/N/logs/trackers.log` and what became of each
 tracker to `attempts/N/trackers_status.json`, `{"tensorboard": "ok", "wandb": "failed: why"}`, which rank 0 turns into a warning. It ends when the
 attempt's `end` event has been handed on, or when its parent is gone and everything it wrote has been read. Interrupts and terminations are left
-to the ranks: they agree on a stop and write the end. Leaves out what trackers do (`tensorboard`, `wandb`) and how failures are isolated
-(`follow`).
+to the ranks, which agree on a stop and write the end; after that a termination ends this process at once. Leaves out what trackers do
+(`tensorboard`, `wandb`) and how failures are isolated (`follow`).
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def track(run_dir: Path, attempt: int, spec: Mapping[str, Any], parent: int, clo
 
     audience = Audience(observers, failed)
     follow(run_dir, [audience], attempt, from_start=False, stop=lambda: os.getppid() != parent)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # from here on only an upload is waited for, and whoever started us may give it up
     late = close_within(audience, close_seconds)
     for observer in late:
         status.failed(names[id(observer)], LATE)

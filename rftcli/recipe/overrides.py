@@ -51,7 +51,7 @@ def _read(source: Source, problems: list[Problem]) -> tuple[Pieces, Node]:
         raise fault(message, Place(source=source, line=1, column=at + 1, length=1)) from error
     if len(pieces) > MAX_DEPTH:
         raise fault(f"a path of more than {MAX_DEPTH} keys")
-    value = compose(source, problems, start=len(head) + 1)
+    value = compose(source, problems, start=len(head) + 1, path=tuple(piece for piece, _ in pieces))
     if value is None or (isinstance(value, Scalar) and value.plain and not value.text):
         raise fault("no value after `=`", hint='write `null` to take the key out, "" for empty text')
     return pieces, value

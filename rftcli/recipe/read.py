@@ -203,7 +203,8 @@ def _got(node: Node, text: str | None, kind: Kind) -> str:
     if node.is_null:
         return "null" if node.text else "nothing"
     shown = f"`{_quote(text if text is not None else node.text)}`"
-    return shown if node.plain or kind.section or kind.values else f"the text {shown}"
+    quoted = not node.plain and text == node.text and not kind.section and not kind.values
+    return f"the text {shown}" if quoted else shown
 
 
 def _fix(node: Node, kind: Kind, text: str | None) -> str | None:
@@ -218,6 +219,6 @@ def _fix(node: Node, kind: Kind, text: str | None) -> str | None:
         return f"write `[{_quote(node.text)}]`"
     if kind.section is not None and node.plain and text in scalars.TRUE:
         return "`{}` takes the defaults"
-    if not node.plain and (kind.number or kind.integer or kind.truth):
+    if not node.plain and text == node.text and (kind.number or kind.integer or kind.truth):
         return "write it without quotes"
     return None

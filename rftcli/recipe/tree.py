@@ -112,8 +112,9 @@ def decode(data: bytes, name: str, base: str) -> Source:
         raise YamlFault(problem) from error
 
 
-def compose(source: Source, problems: list[Problem], start: int = 0) -> Node | None:
-    """The tree of one YAML document; None if there is none. `start`: characters of the source's first line that come before the YAML.
+def compose(source: Source, problems: list[Problem], start: int = 0, path: KeyPath = ()) -> Node | None:
+    """The tree of one YAML document; None if there is none. `start`: characters of the source's first line that come before the YAML. `path`:
+    where in a recipe the document stands.
 
     Duplicate keys and tags are added to `problems` and passed over. Raises YamlFault where reading cannot go on.
     """
@@ -127,7 +128,7 @@ def compose(source: Source, problems: list[Problem], start: int = 0) -> Node | N
         raise YamlFault(
             _problem(f"character U+{ord(found[0]):04X} is not allowed", place, hint="delete it, or write it as an escape in double quotes")
         )
-    return _Composer(source, problems, start).document()
+    return _Composer(source, problems, start).document(path)
 
 
 def _problem(message: str, place: Place | None, *, label: str | None = None, hint: str | None = None, path: str = "", code: str = "yaml") -> Problem:
@@ -145,7 +146,7 @@ class _Composer:
         self.merged = 0
         self.events: Iterator[ev.Event] = yaml.parse(source.text[start:], Loader=_LOADER)
 
-    def document(self) -> Node | None:
+    def document(self, path: KeyPath) -> Node | None:
         root = None
         documents = 0
         while (event := self._next()) is not None:
@@ -153,7 +154,7 @@ class _Composer:
                 documents += 1
                 if documents > 1:
                     raise YamlFault(_problem("a second document starts here", self._place(event), hint="a recipe is one document: remove `---`"))
-                root = self._node(self._expect(), ())
+                root = self._node(self._expect(), path)
                 if root.size > MAX_VALUES:
                     raise YamlFault(_problem(f"aliases expand to more than {MAX_VALUES:,} values", None))
         return root
@@ -172,15 +173,24 @@ class _Composer:
         return event
 
     def _syntax(self, error: yaml.MarkedYAMLError) -> Problem:
-        mark = error.problem_mark or error.context_mark
         message = str(error.problem or error.context)
-        place = None if mark is None else self._at(mark.line, mark.column, 1)
+        at_end = "end of stream" in message and error.context_mark is not None
+        mark = error.context_mark if at_end else error.problem_mark or error.context_mark  # an open quote: where it was opened
+        place = None if mark is None else self._inside(self._at(mark.line, mark.column, 1))
         if place is not None and place.text[: place.column].strip() == "" and "\t" in place.text[: place.column]:
             return _problem("a tab in the indentation", place, hint="indent with spaces")
         hint = next((hint for part, hint in _HINTS.items() if part in message), None)
         if place is not None and "${" in place.text:
             hint = "put quotes round `${...}` where it stands inside brackets or braces"
         return _problem(f"not YAML: {message}", place, label=None if error.problem is None else error.context, hint=hint)
+
+    def _inside(self, place: Place) -> Place:
+        """`place`, or the end of the last line that says something if there is nothing at and after it."""
+        lines = self.source.lines
+        if place.text[place.column - 1 :].strip() or any(line.strip() for line in lines[place.line :]):
+            return place
+        line = max((number for number in range(min(place.line, len(lines))) if lines[number].strip()), default=0)
+        return Place(source=self.source, line=line + 1, column=len(lines[line].rstrip()) + 1, length=1)
 
     def _at(self, line: int, column: int, length: int) -> Place:
         return Place(source=self.source, line=line + 1, column=column + 1 + (self.start if line == 0 else 0), length=length)

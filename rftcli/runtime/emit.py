@@ -29,7 +29,7 @@ class Emitter:
         self._state = State(status="running", step=step, attempt=attempt)
         if writes:
             torn = run.events.exists() and run.events.stat().st_size > 0 and not run.events.read_bytes().endswith(b"\n")
-            self._file = run.events.open("a", encoding="utf-8")
+            self._file = run.events.open("a", encoding="utf-8", errors="backslashreplace")
             if torn:
                 self._file.write("\n")  # closes the line that a killed writer left open
             self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)

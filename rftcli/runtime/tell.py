@@ -96,7 +96,7 @@ def write_eval(job: Job, step: int, result: Evaluation) -> None:
 def merge_parts(world: World, target: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Each rank writes its part beside `target`; rank 0 merges, orders and renames. The parts go away."""
     part = target.with_name(f".{target.name}.{world.rank}")
-    part.write_text("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines), encoding="utf-8")
+    part.write_text("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines), encoding="utf-8", errors="backslashreplace")
     world.barrier(f"parts of {target.name}")
     if world.rank != 0:
         return
@@ -104,7 +104,7 @@ def merge_parts(world: World, target: Path, lines: Iterable[Mapping[str, Any]]) 
     merged = [json.loads(line) for path in parts for line in path.read_text(encoding="utf-8").split("\n") if line]
     merged.sort(key=lambda line: (line.get("set", ""), line["draw"], line["sample"]))
     fresh = target.with_name(f".{target.name}.merged")
-    fresh.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in merged), encoding="utf-8")
+    fresh.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in merged), encoding="utf-8", errors="backslashreplace")
     fresh.replace(target)
     for path in parts:
         path.unlink()

@@ -56,6 +56,23 @@ def test_several_runs_share_a_directory_of_the_recipe(tmp_path, step_done, read)
         assert read(tmp_path / "boards" / name) == {"kl": [(1, 1.0)]}
 
 
+@pytest.mark.parametrize(
+    ("chosen", "place"),
+    [
+        (None, "runs/a/tensorboard"),
+        (True, "runs/a/tensorboard"),
+        ("tensorboard", "runs/a/tensorboard"),
+        ("logs/tb", "runs/a/logs/tb"),
+        ("../../tb", "tb/a"),
+    ],
+)
+def test_where_the_files_lie(tmp_path, chosen, place):
+    board = TensorBoard(tmp_path / "runs" / "a", chosen)
+    board.close()
+    assert board.directory == (tmp_path / place).resolve()
+    assert list(board.directory.iterdir())
+
+
 def test_after_a_resume_the_last_attempt_wins_and_nothing_is_lost(tmp_path, step_done, read):
     """Evaluated every 2 steps; attempt 1 dies after step 12, attempt 2 goes on from step 8, is evaluated there again, and ends at 14."""
     for attempt, first, last in [(1, 1, 12), (2, 9, 14)]:

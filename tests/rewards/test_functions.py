@@ -113,13 +113,16 @@ def test_what_cannot_be_called_is_said(folder: Path, target: str, options: dict[
         assert caught.value.hint == hint
 
 
-def test_the_folder_is_searched_first_while_importing_and_last_afterwards(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "colorsys.py").write_text("def own(): return 1\n")
-    assert "colorsys" not in sys.modules
-    assert load_function("colorsys:own", {}, [tmp_path])({}) == 1
-    assert sys.path[-1] == str(tmp_path.resolve())
-    sys.path.remove(str(tmp_path.resolve()))
-    del sys.modules["colorsys"]
+def test_the_folder_is_searched_first_while_importing_and_last_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, installed = tmp_path / "own", tmp_path / "installed"
+    for place in (own, installed):
+        place.mkdir()
+        for name in ("shadowing_for_tests", "late_for_tests"):
+            (place / f"{name}.py").write_text(f"def where(): return {place.name!r}\n")
+    (own / "shadowing_for_tests.py").write_text("def where():\n    import late_for_tests\n    return 'own', late_for_tests.where()\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    assert load_function("shadowing_for_tests:where", {}, [own])({}) == ("own", "installed")
+    assert sys.path[-2:] == [str(installed), str(own)]
 
 
 def test_asynchronous_functions_run_side_by_side(loop: EventLoop) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rftcli.rewards.inputs import RuleInput
 from rftcli.rewards.math_answer import MathAnswer, readable_gold
-from rftcli.rewards.worker import WorkerTimeout
+from rftcli.rewards.worker import WorkerError, WorkerTimeout
 
 
 def item(text: str, reference: Any) -> RuleInput:
@@ -145,8 +145,6 @@ def test_a_killed_helper_is_replaced() -> None:
     assert rule._workers is not None
     for pid in rule._workers.pids():
         os.kill(pid, signal.SIGKILL)
-        while rule._workers.pids() and os.path.exists(f"/proc/{pid}/exe"):
-            pass
     assert rule(item(r"\boxed{1+x}", "x+1")) == 1
     rule.close()
 
@@ -171,7 +169,7 @@ def test_an_unreadable_gold_is_an_error_whatever_the_answer(plain: MathAnswer, g
 
 
 def test_a_gold_that_algebra_cannot_read_is_an_error(rule: MathAnswer) -> None:
-    with pytest.raises(Exception, match="the reference answer `a ? b` cannot be read as mathematics"):
+    with pytest.raises(WorkerError, match=r"the reference answer `a \? b` cannot be read as mathematics"):
         rule(item(r"\boxed{x+1}", "a ? b"))
 
 

@@ -1,10 +1,10 @@
 """The reward table: closed-form sums, errors as values, labels, texts, threads."""
 
 import dataclasses
+import importlib
 import json
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -29,7 +29,7 @@ import threading
 import time
 
 BARRIER = threading.Barrier(4)
-CALLS = []
+SCORED = threading.Event()
 
 def length(completion): return len(completion)
 def value(columns): return columns["value"]
@@ -40,6 +40,7 @@ def exits(): sys.exit(3)
 def four(): return [0.5, 0.5, 0.5, 0.5]
 def nan(): return float("nan")
 def abstains(): return None
+def tells(): SCORED.set(); return 1.0
 def meets(): BARRIER.wait(10); return 1.0
 def step(step): return step
 def sees(prompt, completion): return float("boxed" in completion) + 10 * float("boxed" in prompt)
@@ -92,6 +93,11 @@ def python(function: str, weight: float = 1.0, **more: Any) -> PartSpec:
     return PartSpec(name=more.pop("name", function), kind="python", target=f"table_functions_for_tests:{function}", weight=weight, **more)
 
 
+def score_all(completions: Iterator[Completion], parts: Sequence[PartSpec], folder: Path) -> list[ScoredSample]:
+    with closing(RewardTable({"math": parts}, search_path=[folder])) as scorer:
+        return list(scorer.score(completions))
+
+
 def score(
     parts: Sequence[PartSpec] | Mapping[str, Sequence[PartSpec]], *completions: Completion, folder: Path | None = None, **more: Any
 ) -> list[ScoredSample]:
@@ -131,7 +137,7 @@ def test_an_error_is_no_number(folder: Path) -> None:
     assert bad.reward is None
     assert bad.parts[0].value == 1.0
     assert bad.parts[1].value is None
-    assert bad.parts[1].error == "table_functions_for_tests:fails: RuntimeError: bad row (table_functions_for_tests.py:15)"
+    assert bad.parts[1].error == "table_functions_for_tests:fails: RuntimeError: bad row (table_functions_for_tests.py:14)"
 
 
 def test_on_error_abstain_leaves_the_part_out(folder: Path) -> None:
@@ -214,21 +220,21 @@ def test_asynchronous_functions_are_awaited(folder: Path) -> None:
     assert [sample.reward for sample in samples] == [3.0] * 20
 
 
-def test_scoring_runs_side_by_side_and_while_completions_still_come(folder: Path) -> None:
+def test_completions_are_scored_side_by_side(folder: Path) -> None:
     samples = score([python("meets")], *(completion(draw=draw) for draw in range(4)), folder=folder)
     assert [sample.reward for sample in samples] == [1.0] * 4
 
-    produced: list[int] = []
 
+def test_a_completion_is_scored_before_the_next_one_is_made(folder: Path) -> None:
     def produce() -> Iterator[Completion]:
+        scored = importlib.import_module("table_functions_for_tests").SCORED
         for draw in range(3):
-            produced.append(draw)
-            yield completion(draw=draw, value=draw)
-            time.sleep(0.2)
+            scored.clear()
+            yield completion(draw=draw)
+            assert scored.wait(5)  # nobody has asked for this one's score yet
 
-    with closing(RewardTable({"math": [python("value")]}, search_path=[folder])) as table:
-        first = next(table.score(produce()))
-        assert first.completion.prompt.draw == 0 and produced == [0, 1]
+    samples = score_all(produce(), [python("tells")], folder)
+    assert sorted(sample.completion.prompt.draw for sample in samples) == [0, 1, 2]
 
 
 def test_a_slow_sample_does_not_hold_up_the_others(folder: Path) -> None:

@@ -176,7 +176,7 @@ def test_it_dies_with_a_caller_that_is_killed(helpers: Path, busy: bool) -> None
         from rftcli.rewards.worker import WorkerPool
         pool = WorkerPool("helper_for_tests")
         print(pool.call(["pid"], 5), flush=True)
-        pool.call(["hold"], 1.0) if {busy} else sys.stdin.read()
+        pool.call(["hold"], 0.5) if {busy} else sys.stdin.read()
     """)
     caller = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert caller.stdout is not None and caller.stdin is not None

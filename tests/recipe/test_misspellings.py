@@ -1,0 +1,126 @@
+"""Every key of the language, misspelt: one problem, under the word, with the word that was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rftcli.recipe.kinds import fields_of, key_table, keys, pattern_of
+from rftcli.recipe.load import load_text
+from rftcli.recipe.names import closest, did_you_mean, similarity, suggest_key
+from rftcli.recipe.not_yet import key_reason
+from rftcli.recipe.paths import KeyPath, format_path
+from rftcli.recipe.problems import Place, Problem, Source
+from rftcli.recipe.sections import Recipe
+from rftcli.recipe.tree import Mapping, Node, Sequence, compose
+
+Problems = Callable[..., list[Problem]]
+
+
+def written_keys(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Place]]:
+    """Keys of the language in a tree, not the names a person chose."""
+    if isinstance(node, Mapping):
+        for name, entry in node.entries.items():
+            if pattern_of((*path, name)) in key_table():
+                yield (*path, name), entry.key
+            yield from written_keys(entry.value, (*path, name))
+    elif isinstance(node, Sequence):
+        for index, item in enumerate(node.items):
+            yield from written_keys(item, (*path, index))
+
+
+def misspellings(path: KeyPath) -> list[str]:
+    """One with two letters swapped and one with a letter dropped, both unknown words, from the middle of the key where that is possible."""
+    word = str(path[-1])
+    section = pattern_of(path[:-1])
+    middle = len(word) // 2
+    places = sorted(range(len(word)), key=lambda i: abs(i - middle))
+    swapped = [word[: i - 1] + word[i] + word[i - 1] + word[i + 1 :] for i in places if i > 0]
+    dropped = [word[:i] + word[i + 1 :] for i in places]
+
+    def unknown(text: str) -> bool:
+        return bool(text) and (*section, text) not in key_table() and key_reason((*section, text)) is None
+
+    return [next(text for text in texts if unknown(text)) for texts in (swapped, dropped)]
+
+
+def test_the_full_recipe_has_every_key(full: str) -> None:
+    root = compose(Source("full", full, "/"), [])
+    assert root is not None
+    written = {pattern_of(path) for path, _ in written_keys(root)}
+    assert written | {("train", "data_passes")} >= {key.pieces for key in keys() if key.pieces[:2] != ("data", "eval")}
+    assert load_text(full, env={}).recipe.track.wandb is not None
+
+
+def test_every_key_misspelt(full: str, problems_of: Problems) -> None:
+    root = compose(Source("full", full, "/"), [])
+    assert root is not None
+    lines = full.split("\n")
+    seen: set[tuple[str, ...]] = set()
+    for path, place in written_keys(root):
+        if pattern_of(path) in seen or path == ("extends",):
+            continue
+        seen.add(pattern_of(path))
+        word = str(path[-1])
+        for wrong in misspellings(path):
+            line = lines[place.line - 1]
+            changed = line[: place.column - 1] + wrong + line[place.column - 1 + len(word) :]
+            found = problems_of("\n".join([*lines[: place.line - 1], changed, *lines[place.line :]]))
+            assert [item.code for item in found] == ["unknown-key"], (path, wrong, found)
+            (problem,) = found
+            assert problem.message == f"unknown key `{wrong}`"
+            assert problem.path == format_path(path[:-1])
+            assert problem.place is not None
+            assert (problem.place.line, problem.place.column, problem.place.length) == (place.line, place.column, len(wrong))
+            assert problem.label is not None and f"`{word}`" in problem.label, (path, wrong, problem.label)
+            assert word in problem.allowed
+    assert len(seen) > 100
+
+
+@pytest.mark.parametrize(
+    ("written", "label"),
+    [
+        ("train: {steps: 1, lr: 1e-5}", "`lr` belongs in train.optimizer"),
+        ("rollout: {learning_rate: 1e-5}", "did you mean `train.optimizer.lr`?"),
+        ("rollout: {num_generations: 8}", "did you mean `samples_per_prompt`?"),
+        ("rollout: {temp: 1}", "did you mean `temperature`?"),
+        ("rollout: {max-new-tokens: 8}", "did you mean `max_new_tokens`?"),
+        ("rollout: {Temperature: 1}", "did you mean `temperature`?"),
+        ("rollout: {top_: 1}", "did you mean `top_p` or `top_k`?"),
+        ("rollout: {vlm: {}}", "did you mean `vllm`, which is not yet supported?"),
+        ("temperature: 1", "`temperature` belongs in rollout or eval"),
+        ("rollout.temperature: 1", "write it as a section: `rollout: {temperature: ...}`"),
+        ("algorithm: {seed: 1}", "`seed` belongs in the top level"),
+        ("algorithm: {advantage: {normalize_std: true}}", "did you mean `normalise_std`?"),
+        ("rollout: {qqqq: 1}", None),
+    ],
+)
+def test_what_was_meant(minimal: str, problems_of: Problems, written: str, label: str | None) -> None:
+    text = minimal.replace("train: {steps: 10}\n", "") if written.startswith("train:") else minimal
+    assert [item.label for item in problems_of(text + written)] == [label]
+
+
+def test_a_misspelt_value(minimal: str, problems_of: Problems) -> None:
+    (problem,) = problems_of(minimal + "algorithm: {advantage: {kind: gppo}}")
+    assert (problem.message, problem.label, problem.allowed) == ("unknown value `gppo`", "did you mean `grpo`?", ("grpo", "rloo", "reinforce"))
+    (problem,) = problems_of(minimal + "batch: {micro_batch_size: auot}")
+    assert (problem.message, problem.label) == ("must be auto or an integer, got `auot`", "did you mean `auto`?")
+
+
+def test_unknown_keys_hide_nothing_else(minimal: str, problems_of: Problems) -> None:
+    found = problems_of(minimal + "notes: mine\nrollout: {samples_per_prompt: 1, foo: 2}\nbatch: {epochs: 0}")
+    assert [item.code for item in found] == ["unknown-key", "group-of-one", "unknown-key", "wrong-value"]
+
+
+def test_nearness() -> None:
+    assert similarity("lr", "rl") == 0.9 and similarity("a", "b") == 0.0 and similarity("Top-P", "top_p") == 1.0
+    assert closest("weigt", ["weight", "width"]) == ["weight"] and closest("xyz", ["weight"]) == [] and closest("x", []) == []
+    assert did_you_mean("xyz", ["weight"]) is None
+
+
+def test_a_suggestion_names_the_path_that_was_meant() -> None:
+    known = tuple(fields_of(Recipe))
+    assert suggest_key((), "rolout", known).meant == (("rollout",),)
+    assert suggest_key((), "temperature", known).meant == (("rollout", "temperature"), ("eval", "temperature"))
+    assert suggest_key((), "qqqq", known).meant == ()
