@@ -87,9 +87,7 @@ class RunEnded(Event):
     kind: ClassVar[str] = "end"
 
 
-KINDS: dict[str, type[Event]] = {
-    cls.kind: cls for cls in (RunStarted, Progress, StepDone, EvalDone, CheckpointSaved, Warned, Logged, RunEnded)
-}
+KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in (RunStarted, Progress, StepDone, EvalDone, CheckpointSaved, Warned, Logged, RunEnded)}
 _FLAT = {"start": "info", "step": "metrics"}
 """Kinds whose one mapping is laid flat into the line, and the field that holds it."""
 _COMMON = ("event", "time", "attempt", "step")

@@ -34,7 +34,9 @@ class Outer:
 
 
 def test_round_trip() -> None:
-    value = Outer(name=None, inner=Inner(weight=1.5, tags=("a",)), maybe=Inner(weight=2.0), table={"x": (Inner(weight=0.0),)}, anything={"k": [1, {"z": None}]})
+    value = Outer(
+        name=None, inner=Inner(weight=1.5, tags=("a",)), maybe=Inner(weight=2.0), table={"x": (Inner(weight=0.0),)}, anything={"k": [1, {"z": None}]}
+    )
     assert from_data(Outer, to_data(value)) == value
 
 

@@ -7,7 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from rftcli.events import KINDS, CheckpointSaved, EvalDone, Event, Logged, Progress, RunEnded, RunStarted, StepDone, Warned, from_line, last_attempts, read_events, to_line
+from rftcli.events import (
+    KINDS,
+    CheckpointSaved,
+    EvalDone,
+    Event,
+    Logged,
+    Progress,
+    RunEnded,
+    RunStarted,
+    StepDone,
+    Warned,
+    from_line,
+    last_attempts,
+    read_events,
+    to_line,
+)
 
 COMMON = {"time": 1.5, "attempt": 1, "step": 3}
 EXAMPLES: list[Event] = [

@@ -106,7 +106,11 @@ def test_only_cli_and_observe_print() -> None:
         room = path.relative_to(ROOT).parts[0]
         if room in ("cli", "observe", "__main__.py"):
             continue
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"]
+        calls = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        ]
         allowed = {"runtime/rank.py", "rewards/math_worker.py"}  # a rank's own log; a worker's reply line
         assert not calls or str(path.relative_to(ROOT)) in allowed, path
 

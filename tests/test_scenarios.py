@@ -20,7 +20,20 @@ from rftcli.runtime.world import SoloWorld
 from rftcli.stages import batches
 from rftcli.stages.collect import collect, group_up
 from rftcli.stages.credit import step_advantages
-from rftcli.types import Batch, Completion, Denominators, Experience, FinishReason, Group, PartScore, Prompt, Request, SamplingSettings, ScoredSample, TokenTrace
+from rftcli.types import (
+    Batch,
+    Completion,
+    Denominators,
+    Experience,
+    FinishReason,
+    Group,
+    PartScore,
+    Prompt,
+    Request,
+    SamplingSettings,
+    ScoredSample,
+    TokenTrace,
+)
 
 SETTINGS = SamplingSettings(max_new_tokens=4, seed=0)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rftcli.algo import batchmath
+from rftcli.data.spec import ChatSpec, Columns, DataSpec
 from rftcli.errors import RftError
 from rftcli.plan import deepspeed_config, memory
 from rftcli.plan.facts import Facts
@@ -30,7 +31,6 @@ from rftcli.plan.plan import (
     TrackPlan,
     WorldPlan,
 )
-from rftcli.data.spec import ChatSpec, Columns, DataSpec
 from rftcli.rewards.spec import PartSpec
 
 if TYPE_CHECKING:
@@ -179,9 +179,7 @@ def _batch(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[PlanPr
     )
 
 
-def _learner(
-    recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, batch: BatchPlan | None, notes: list[str]
-) -> LearnerPlan | None:
+def _learner(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, batch: BatchPlan | None, notes: list[str]) -> LearnerPlan | None:
     if batch is None:
         return None
     optimizer = recipe.train.optimizer
@@ -275,9 +273,7 @@ def _data(recipe: Recipe) -> DataPlan:
         shuffle=recipe.data.shuffle,
         overlong_prompt=recipe.data.overlong_prompt,
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
-        chat=ChatSpec(
-            template=chat.template, options=dict(chat.options), system=chat.system, prefill=chat.prefill, score_prefill=chat.score_prefill
-        ),
+        chat=ChatSpec(template=chat.template, options=dict(chat.options), system=chat.system, prefill=chat.prefill, score_prefill=chat.score_prefill),
     )
 
 

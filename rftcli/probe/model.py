@@ -26,7 +26,9 @@ def model_facts(path: str) -> ModelFacts:
     if local.exists():
         raise UsageError(f"models.policy.path: {path} is neither a model directory nor a GGUF file")
     if path.startswith(("/", "./", "../", "~")) or path.count("/") != 1:
-        raise UsageError(f"models.policy.path: {path} does not exist", hint="give a directory, a .gguf file, a hub id `org/model`, or `builtin:quickstart`")
+        raise UsageError(
+            f"models.policy.path: {path} does not exist", hint="give a directory, a .gguf file, a hub id `org/model`, or `builtin:quickstart`"
+        )
     return _from_hub(path)
 
 
@@ -47,7 +49,8 @@ def _from_hub(repository: str) -> ModelFacts:
     except (RepositoryNotFoundError, EntryNotFoundError) as error:
         if not isinstance(error, LocalEntryNotFoundError):
             raise UsageError(
-                f"models.policy.path: `{repository}` is no directory here and no model on the hub (or a private one)", hint="check the name, or `hf auth login`"
+                f"models.policy.path: `{repository}` is no directory here and no model on the hub (or a private one)",
+                hint="check the name, or `hf auth login`",
             ) from error
         raise _unreachable(repository) from error
     except (HfHubHTTPError, OSError) as error:

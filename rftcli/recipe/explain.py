@@ -50,8 +50,8 @@ CODES: dict[str, str] = {
     "not-yet-supported": "The language has this key or value, this version does not.",
     "empty-value": "Nothing stands behind a key that a parent recipe gives a value: null would remove that, an unfinished line should not.",
     "variable": "A `${VAR}` names a variable of the environment that is not set, or no variable.",
-    "extends": "A recipe that is built on cannot be read, or is built on this one.",
-    "set": "A `--set` is not of the form PATH=VALUE, or its path leads nowhere.",
+    "bad-extends": "A recipe that is built on cannot be read, or is built on this one.",
+    "bad-set": "A `--set` is not of the form PATH=VALUE, or its path leads nowhere.",
     "no-recipe": "The recipe's file cannot be read.",
 }
 """Code of a problem that is no rule's -> what it says. Those of rules are in `rules.RULES`."""

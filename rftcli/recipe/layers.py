@@ -112,7 +112,7 @@ class Layers:
         return os.path.normpath(shown), Path(os.path.normpath(path))
 
     def _refuse(self, item: Node, message: str, *, label: str | None = None, hint: str | None = None) -> None:
-        self.problems.append(Problem(code="extends", path="extends", message=message, place=item.place, label=label, hint=hint))
+        self.problems.append(Problem(code="bad-extends", path="extends", message=message, place=item.place, label=label, hint=hint))
 
 
 def near(shown: str) -> str | None:

@@ -141,7 +141,7 @@ def _load(
         root = apply_set(root, number, text, str(Path.cwd()), problems)
     root = single_source_as_list(root)
     reader = Reader(env, problems)
-    if any(item.code in ("extends", "set", "yaml") for item in problems):
+    if any(item.code in ("bad-extends", "bad-set", "yaml") for item in problems):
         reader.doubtful.add(())  # part of the recipe is unknown: say nothing about what is missing from it
     values = reader.section(Recipe, root, ())
     raw = _unexpanded(values, reader.unexpanded, ())

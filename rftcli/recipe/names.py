@@ -33,7 +33,9 @@ def similarity(one: str, other: str) -> float:
     one, other = one.lower().replace("-", "_"), other.lower().replace("-", "_")
     if one == other:
         return 1.0
-    ratio = SequenceMatcher(None, one, other).ratio()
+    matcher = SequenceMatcher(None, one, other)
+    bound = min(matcher.real_quick_ratio(), matcher.quick_ratio())
+    ratio = matcher.ratio() if bound >= NEAR else bound  # far off: the cheap bound says enough
     if len(one) > 1 and sorted(one) == sorted(other):
         return max(ratio, 0.9)
     return max(ratio, 0.85) if len(one) > 2 and other.startswith(one) else ratio

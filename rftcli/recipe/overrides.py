@@ -26,7 +26,7 @@ def apply_set(root: Mapping, number: int, text: str, base: str, problems: list[P
     names = [piece for piece, _ in pieces]
     if names[0] == "extends":
         message, hint = "`extends` is read from files only", "write a recipe that extends this one"
-        problems.append(Problem(code="set", path="extends", message=message, place=pieces[0][1], hint=hint))
+        problems.append(Problem(code="bad-set", path="extends", message=message, place=pieces[0][1], hint=hint))
         return root
     if names[0] == "rewards" and len(names) > 2 and str(names[2]).isdecimal():  # an entry in its short form
         pieces.insert(2, ("parts", pieces[2][1]))
@@ -39,7 +39,7 @@ def _read(source: Source, problems: list[Problem]) -> tuple[Pieces, Node]:
     whole = Place(source=source, line=1, column=1, length=len(source.lines[0]))
 
     def fault(message: str, place: Place = whole, hint: str | None = None) -> YamlFault:
-        return YamlFault(Problem(code="set", path="", message=message, place=place, hint=hint))
+        return YamlFault(Problem(code="bad-set", path="", message=message, place=place, hint=hint))
 
     head = _before_equals(source.text)
     if head is None:
@@ -96,4 +96,4 @@ def _refuse_index(node: Sequence, piece: str | int, key: Place, path: KeyPath, p
     count = len(node.items)
     message = f"has {count} {'entry' if count == 1 else 'entries'}" + (f", no entry `{piece}`" if str(piece).isdecimal() else "")
     hint = f"indexes are 0 to {count - 1}, as in `{format_path((*path, 0))}`" if count else "set the whole list"
-    problems.append(Problem(code="set", path=format_path(path), message=message, place=key, hint=hint))
+    problems.append(Problem(code="bad-set", path=format_path(path), message=message, place=key, hint=hint))

@@ -116,7 +116,8 @@ def load_function(target: str, options: Mapping[str, Any], search_path: Iterable
         try:
             value = getattr(value, name)
         except AttributeError:
-            where = f"`{module_name}` ({module.__file__})" if value is module else f"`{value!r}`"
+            origin = module.__spec__.origin if module.__spec__ else None
+            where = f"`{module_name}` ({origin or 'no file'})" if value is module else f"`{value!r}`"
             raise UsageError(f"{where} has no `{name}`, for reward function `{target}`", hint=_close(name, vars(module))) from None
     if not callable(value):
         raise UsageError(f"reward function `{target}` is a {type(value).__name__}, which cannot be called")
@@ -141,14 +142,13 @@ def _import(name: str, target: str, search_path: list[str]) -> ModuleType:
 
 @contextmanager
 def _first_on_path(entries: list[str]) -> Iterator[None]:
-    added = [entry for entry in entries if entry not in sys.path]
-    sys.path[:0] = added
+    sys.path[:0] = entries
     try:
         yield
     finally:
-        for entry in added:
+        for entry in entries:
             sys.path.remove(entry)
-        sys.path.extend(added)
+        sys.path.extend(entry for entry in dict.fromkeys(entries) if entry not in sys.path)
 
 
 def _close(word: str, known: Iterable[str]) -> str | None:

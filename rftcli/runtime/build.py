@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from rftcli.data.prompts import PromptBuilder
 from rftcli.data.rows import read_rows
@@ -89,7 +90,9 @@ class Job:
                 problem = f"{type(error).__name__}: {error}"
         failed = next((text for text in self.world.gather(problem) if text is not None), None)
         if failed is not None:
-            raise RftError(f"the policy could not be written to {directory}: {failed}", hint=f"free space (`df -h {directory.parent}`), then `rft resume`")
+            raise RftError(
+                f"the policy could not be written to {directory}: {failed}", hint=f"free space (`df -h {directory.parent}`), then `rft resume`"
+            )
 
     def news(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Warnings after a step: what the metrics teach, and trackers that failed."""
@@ -126,7 +129,9 @@ def make_sampler(plan: Plan, model: Any, tokenizer: Any, ends: tuple[int, ...], 
     """The plan's engine around `model` (which it shares with the trainer, or owns)."""
     cls: Any = sampler_class(plan.rollout.engine)
     if plan.rollout.engine == "fake":
-        return cls(lambda ids, skip: tokenizer.decode(ids, skip_special_tokens=skip), vocab_size=model.config.get_text_config().vocab_size, eos_ids=ends)
+        return cls(
+            lambda ids, skip: tokenizer.decode(ids, skip_special_tokens=skip), vocab_size=model.config.get_text_config().vocab_size, eos_ids=ends
+        )
     return cls(model, tokenizer, ends, pad_id=pad_id, batch_rows=plan.rollout.batch_rows, device=device, owns_weights=owns_weights)
 
 
@@ -179,6 +184,7 @@ def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:
 def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: torch.device, emit: Emitter, *, first_step: int) -> Job:
     """Everything, on this rank. Cheap things first: a bad data set or reward is found before a model is loaded."""
     watch = Stopwatch()
+    disable_progress_bar()
     paths = search_paths(plan)
     scorer = make_scorer(plan, paths)
     tokenizer = load_tokenizer(plan.policy.path, trust_remote_code=plan.policy.trust_remote_code)

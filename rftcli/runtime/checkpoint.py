@@ -66,9 +66,7 @@ def _begin(target: Path) -> None:
     (target / "trainer").mkdir(parents=True)
 
 
-def _finish(
-    target: Path, step: int, plan: Plan, registry: Mapping[str, Stateful], run: RunDir, reward_sources: tuple[Path, ...]
-) -> None:
+def _finish(target: Path, step: int, plan: Plan, registry: Mapping[str, Stateful], run: RunDir, reward_sources: tuple[Path, ...]) -> None:
     progress = {"step": step, "plan": plan_hash(plan), "ranks": plan.world.ranks, "state": {k: dict(v.state_dict()) for k, v in registry.items()}}
     write_json(target / "progress.json", progress)
     write_text(target / "plan.json", plan_to_json(plan))

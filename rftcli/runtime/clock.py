@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+_log = logging.getLogger("rft")
 STAGES = ("rollout", "score", "credit", "learn", "sync", "eval", "checkpoint")
 
 
@@ -20,6 +22,7 @@ class Stopwatch:
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
         start = self.clock()
+        _log.info("%s", stage)
         try:
             yield
         finally:

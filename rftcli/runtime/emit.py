@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import IO
 from rftcli.events import Event, Logged, Progress, Warned, to_line
 from rftcli.runtime.rundir import HEARTBEAT_SECONDS, RunDir, State
 
+_log = logging.getLogger("rft")
 PROGRESS_SECONDS = 2.0
 """At most one progress event in this time."""
 
@@ -43,7 +45,8 @@ class Emitter:
             self._file.flush()
 
     def at(self, step: int) -> None:
-        """From here on events belong to `step`."""
+        """From here on events belong to `step`. Every rank's log says so too: after a kill it is the last word."""
+        _log.info("step %d: collect", step)
         self.step = step
 
     def warn(self, code: str, text: str) -> None:

@@ -29,7 +29,9 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     sets = make_eval_sets(plan, builder, paths)
     scorer = make_scorer(plan, paths)
     model = load_model(plan.policy, device, path).eval()
-    sampler = make_sampler(plan, model, tokenizer, eos_ids(model.config, model.generation_config, tokenizer), pad_id(tokenizer), device, owns_weights=False)
+    sampler = make_sampler(
+        plan, model, tokenizer, eos_ids(model.config, model.generation_config, tokenizer), pad_id(tokenizer), device, owns_weights=False
+    )
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": path, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))
     start = time.perf_counter()

@@ -97,6 +97,7 @@ def rank_environment(plan: Plan, attempt: AttemptDir) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"MKL_CBWR": "AUTO,STRICT"} if plan.world.device == "cpu" else {}),  # matrix products with the same bits for any thread count
     }
 

@@ -54,9 +54,7 @@ class DeepSpeedLearner:
         self._skipped_in_a_row = 0
         self._finite: list[torch.Tensor] = []
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._optimizer = GuardedAdamW(
-            trained, lr=plan.lr, betas=plan.betas, eps=plan.eps, weight_decay=plan.weight_decay, fused=True
-        )
+        self._optimizer = GuardedAdamW(trained, lr=plan.lr, betas=plan.betas, eps=plan.eps, weight_decay=plan.weight_decay, fused=True)
         self.engine, *_ = deepspeed.initialize(
             model=module.to(device), optimizer=self._optimizer, config=dict(plan.deepspeed), dist_init_required=False
         )

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rftcli.events import CheckpointSaved, EvalDone, RunStarted, StepDone
+from rftcli.rewards.failures import count_failures
 from rftcli.runtime import checkpoint
 from rftcli.runtime.build import Job, reward_sources
-from rftcli.rewards.failures import count_failures
 from rftcli.runtime.tell import all_records, step_metrics, write_eval, write_samples
 from rftcli.stages.collect import Collected, collect
 from rftcli.stages.credit import Credited, credit

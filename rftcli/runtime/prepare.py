@@ -25,7 +25,7 @@ from rftcli.recipe.load import LoadedRecipe, load_recipe
 from rftcli.recipe.paths import format_path
 from rftcli.recipe.problems import Problem
 from rftcli.rewards.functions import load_function
-from rftcli.rewards.rules import RULES, check_options
+from rftcli.rewards.rules import RULES, check_options, needs_reference, require_package
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
@@ -67,6 +67,10 @@ def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     loaded = load_recipe(recipe_path(given), sets=list(sets), known_rules=rules)
     loaded.raise_problems(_reward_problems(loaded))
+    for parts in reward_parts(loaded.recipe).values():
+        for part in parts:
+            if part.kind == "rule":
+                require_package(part.target)
     return loaded
 
 
@@ -129,9 +133,13 @@ def _prepared_plan(given: Path, sets: Sequence[str], machine: MachineFacts, rank
         raise UsageError(f"{given} is not a plan: {error}", hint="`rft plan RECIPE --out plan.json` writes one") from error
     wanted = _count(machine, ranks, gpus)
     if plan.world.device == "cuda" and machine.gpus < plan.world.ranks:
-        raise MachineError(f"the plan is for {plan.world.ranks} GPUs, this machine has {machine.gpus}", hint="plan again on this machine: `rft plan RECIPE`")
+        raise MachineError(
+            f"the plan is for {plan.world.ranks} GPUs, this machine has {machine.gpus}", hint="plan again on this machine: `rft plan RECIPE`"
+        )
     if (ranks or gpus) and wanted != plan.world.ranks:
-        raise UsageError(f"the plan is for {plan.world.ranks} ranks, {wanted} were asked for", hint="plan again: `rft plan RECIPE --ranks N --out ...`")
+        raise UsageError(
+            f"the plan is for {plan.world.ranks} ranks, {wanted} were asked for", hint="plan again: `rft plan RECIPE --ranks N --out ...`"
+        )
     return Prepared(plan=plan, loaded=None, data=None, machine=machine, warnings=())
 
 
@@ -171,7 +179,7 @@ def _scan(loaded: LoadedRecipe, *, first: int | None) -> tuple[data_probe.DataFa
     needing = [
         label
         for label, parts in reward_parts(recipe).items()
-        if any(part.kind == "rule" and RULES[part.target].needs_reference for part in parts)
+        if any(part.kind == "rule" and needs_reference(part.target, part.options) for part in parts)
     ]
     problems, warnings = [], []
     for found in data_probe.label_problems(facts, list(recipe.rewards), needing):
@@ -206,4 +214,3 @@ def _placed(loaded: LoadedRecipe, problem: Any) -> Problem:
 def _few_prompts(plan: Plan, rows: int) -> tuple[str, ...]:
     need = plan.batch.prompts_per_step
     return (f"the training data has {rows} rows, a step draws {need}: rows repeat within a step",) if rows < need else ()
-

@@ -6,6 +6,7 @@ Joins the others, builds the plan, runs the loop, and writes down how it ended. 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -26,6 +27,8 @@ def main() -> int:
     attempt = run.attempt(int(sys.argv[2]))
     rank = int(os.environ["RANK"])
     _log_to(attempt.log(rank))
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("rft").setLevel(logging.INFO)
     _leave_with_parent()
     record = {"pid": os.getpid(), "started": process_start(os.getpid()), "time": time.time()}
     _write(attempt.ranks / f"rank_{rank}.json", json.dumps(record))

@@ -216,7 +216,9 @@ def _git_sha() -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
-    run = subprocess.run([git, "describe", "--always", "--dirty", "--abbrev=40"], capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+    run = subprocess.run(
+        [git, "describe", "--always", "--dirty", "--abbrev=40"], capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
+    )
     return run.stdout.strip() or None
 
 

@@ -14,7 +14,15 @@ from typing import Any
 
 from rftcli.runtime.rundir import AttemptDir
 
-SECONDARY = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "ProcessGroup", "Socket Timeout", "unhandled system error")
+SECONDARY = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "NCCL",
+    "ProcessGroup",
+    "Socket Timeout",
+    "unhandled system error",
+)
 """Texts of collective errors that another rank's end brings about."""
 LAST_LOG_LINES = 15
 

@@ -33,9 +33,7 @@ class Credited:
 def credit(collected: Collected, roles: Roles, plan: Plan, world: World, *, pad_id: int, device: torch.device) -> Credited:
     advantages = step_advantages(collected.groups, plan.advantage, world)
     mini_batches = tuple(
-        tuple(
-            _experience(sample, advantages.get((group.prompt.draw, sample.completion.sample))) for group in mini_batch for sample in group.samples
-        )
+        tuple(_experience(sample, advantages.get((group.prompt.draw, sample.completion.sample))) for group in mini_batch for sample in group.samples)
         for mini_batch in collected.mini_batches
     )
     everything = [experience for mini_batch in mini_batches for experience in mini_batch]
@@ -83,9 +81,7 @@ def _experience(sample: ScoredSample, advantage: float | None) -> Experience:
     )
 
 
-def _fill(
-    experiences: Sequence[Experience], policy: Policy, name: str, plan: Plan, world: World, *, pad_id: int, device: torch.device
-) -> None:
+def _fill(experiences: Sequence[Experience], policy: Policy, name: str, plan: Plan, world: World, *, pad_id: int, device: torch.device) -> None:
     """Set `name` of every experience to the log-probs under `policy`, micro-batch by micro-batch, without gradient.
 
     Every rank makes the same number of passes: under ZeRO-3 a pass is a collective.

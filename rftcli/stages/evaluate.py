@@ -58,9 +58,7 @@ def evaluate(sets: Sequence[EvalSet], sampler: Sampler, scorer: Scorer, plan: Pl
                 yield completion
 
         groups = group_up(scorer.score(generate()), [prompt.draw for prompt in mine], item.samples_per_prompt)
-        lines.extend(
-            {"set": item.name, **sample_line(sample, step=step, advantage=None)} for group in groups.values() for sample in group.samples
-        )
+        lines.extend({"set": item.name, **sample_line(sample, step=step, advantage=None)} for group in groups.values() for sample in group.samples)
         gathered = [entry for part in world.gather(records_of(groups.values())) for entry in part]
         gathered.sort(key=lambda entry: (entry.draw, entry.sample))
         results[item.name] = summarise(gathered, plan.rewards, item.samples_per_prompt, plan.eval.pass_k)

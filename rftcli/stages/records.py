@@ -127,9 +127,7 @@ def sample_line(sample: ScoredSample, *, step: int, advantage: float | None) -> 
         "prompt": prompt.text,
         "completion": completion.text_with_special,
         "reference": prompt.reference,
-        "parts": {
-            part.name: {"value": part.value, "weight": part.weight, **({"error": part.error} if part.error else {})} for part in sample.parts
-        },
+        "parts": {part.name: {"value": part.value, "weight": part.weight, **({"error": part.error} if part.error else {})} for part in sample.parts},
         "reward": sample.reward,
         "advantage": advantage,
         "tokens": len(completion.trace.ids),

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import random
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -38,6 +39,7 @@ def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("make_quickstart", Path(__file__).parents[2] / "scripts" / "make_quickstart.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -118,7 +120,8 @@ def test_a_careful_answer_fits(script: ModuleType) -> None:
     rng = random.Random(0)
     drawn = (script.draw_question(rng) for _ in range(2000))
     answers = [line + f" #### {answer}<|eos|>" for line, answer in (script.worked_line(question, rng) for question in drawn)]
-    assert max(len(TOKENIZER(answer, add_special_tokens=False)["input_ids"]) for answer in answers) <= NEW_TOKENS == script.MAX_NEW_TOKENS
+    assert max(len(TOKENIZER(answer, add_special_tokens=False)["input_ids"]) for answer in answers) == 23
+    assert script.MAX_NEW_TOKENS == NEW_TOKENS
 
 
 # The tokenizer
@@ -134,7 +137,7 @@ def test_every_text_round_trips(text: str) -> None:
 def test_what_the_model_says_round_trips_token_by_token() -> None:
     text = " 7+8=15, 3+4+1=8 #### 85"
     ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
-    assert len(ids) == 22
+    assert len(ids) == 20
     assert [TOKENIZER.decode([i]) for i in ids][-4:] == [" ####", " ", "8", "5"]
     assert TOKENIZER.decode(ids) == text
     assert TOKENIZER.decode([*ids, TOKENIZER.eos_token_id], skip_special_tokens=True) == text

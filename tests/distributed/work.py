@@ -68,7 +68,14 @@ def plan_of(layout: str, micro: int, aggregate: str, kl: float) -> Any:
     from rftcli.plan.plan import BatchPlan, LossPlan
 
     batch = BatchPlan(
-        prompts_per_step=12, samples_per_prompt=1, updates_per_step=1, epochs=1, micro_batch_size=micro, layout=layout, equation="", needs_prepass=None
+        prompts_per_step=12,
+        samples_per_prompt=1,
+        updates_per_step=1,
+        epochs=1,
+        micro_batch_size=micro,
+        layout=layout,
+        equation="",
+        needs_prepass=None,
     )
     loss = LossPlan(
         kind="ppo_clip", options={"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}, aggregate=aggregate, kl_coefficient=kl, kl_estimator="k3"
@@ -103,9 +110,7 @@ def gradient(world: Any, *, layout: str, micro: int, zero: int, aggregate: str =
         return step()
 
     learner.step = look_then_step
-    update = one_update(
-        share(world, experiences(), uneven), learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu")
-    )
+    update = one_update(share(world, experiences(), uneven), learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu"))
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
     return {"gradient": found, "weights": weights, "metrics": dict(update.metrics), "norm": update.grad_norm, "tokens": update.tokens}
 

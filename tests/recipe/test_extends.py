@@ -55,7 +55,10 @@ def test_a_bare_key_over_an_inherited_value_is_refused(write: Write, minimal: st
 def test_reward_shorthand_replaces_a_long_entry(write: Write, minimal: str) -> None:
     write("a.yaml", minimal.replace("[{rule: exact}]", "{combine: sum, parts: [{rule: exact}, {rule: near}]}"))
     loaded = load(write("c.yaml", "extends: a.yaml\nrewards: {default: [{rule: other}], math: [{rule: exact}]}\n"))
-    assert {label: [part.rule for part in reward.parts] for label, reward in loaded.recipe.rewards.items()} == {"default": ["other"], "math": ["exact"]}
+    assert {label: [part.rule for part in reward.parts] for label, reward in loaded.recipe.rewards.items()} == {
+        "default": ["other"],
+        "math": ["exact"],
+    }
 
 
 def test_a_child_may_change_one_key_of_its_parents_only_set(write: Write, minimal: str) -> None:
@@ -151,12 +154,12 @@ def test_many_files_are_refused_once(write: Write, minimal: str) -> None:
 @pytest.mark.parametrize("value", ["{a: b}", "[[a]]", "[null]", "''"])
 def test_extends_takes_paths(write: Write, minimal: str, value: str) -> None:
     (problem,) = refused(write("c.yaml", f"extends: {value}\n" + minimal))
-    assert (problem.code, problem.path, problem.message) == ("extends", "extends", "must be the path of a recipe")
+    assert (problem.code, problem.path, problem.message) == ("bad-extends", "extends", "must be the path of a recipe")
 
 
 def test_nothing_is_called_missing_when_a_parent_is(write: Write) -> None:
     (problem,) = refused(write("c.yaml", "extends: gone.yaml\nseed: 1\n"))
-    assert problem.code == "extends" and problem.message.endswith("gone.yaml`")
+    assert problem.code == "bad-extends" and problem.message.endswith("gone.yaml`")
 
 
 def test_a_broken_parent_is_shown_with_other_problems(write: Write, minimal: str) -> None:

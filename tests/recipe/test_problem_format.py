@@ -80,7 +80,9 @@ def test_json_form(problems_of: Callable[..., list[Problem]]) -> None:
 
 
 def at(text: str, line: int, column: int, length: int) -> Problem:
-    return Problem(code="x", path="a.b", message="m", place=Place(source=Source("f", text, "/"), line=line, column=column, length=length), label="here")
+    return Problem(
+        code="x", path="a.b", message="m", place=Place(source=Source("f", text, "/"), line=line, column=column, length=length), label="here"
+    )
 
 
 def test_one_problem_is_singular() -> None:

@@ -112,7 +112,14 @@ def test_a_very_long_path_is_refused(minimal: str, problems_of: Problems) -> Non
 
 @pytest.mark.parametrize(
     ("path", "text"),
-    [(("a",), "a"), (("a", 0, "b"), "a[0].b"), (("a", "b.c", "d"), 'a."b.c".d'), (("a", 'q"\\'), 'a."q\\"\\\\"'), (("", "x"), '"".x'), (("Ü-1",), "Ü-1")],
+    [
+        (("a",), "a"),
+        (("a", 0, "b"), "a[0].b"),
+        (("a", "b.c", "d"), 'a."b.c".d'),
+        (("a", 'q"\\'), 'a."q\\"\\\\"'),
+        (("", "x"), '"".x'),
+        (("Ü-1",), "Ü-1"),
+    ],
 )
 def test_dotted_paths(path: tuple[str | int, ...], text: str) -> None:
     assert format_path(path) == text and parse_path(text) == path

@@ -163,7 +163,12 @@ def test_options_that_could_mean_two_things_are_refused(minimal: str, problems_o
 
 def test_duplicate_keys_name_both_lines(minimal: str, problems_of: Problems) -> None:
     (problem,) = problems_of(minimal + "rollout:\n  top_k: 8\n  temperature: 1.0\n  top_k: 4\n")
-    assert (problem.code, problem.path, problem.message, problem.label) == ("duplicate-key", "rollout", "duplicate key `top_k`", "first written in line 6")
+    assert (problem.code, problem.path, problem.message, problem.label) == (
+        "duplicate-key",
+        "rollout",
+        "duplicate key `top_k`",
+        "first written in line 6",
+    )
     assert problem.place is not None and (problem.place.line, problem.place.column) == (8, 3)
 
 
@@ -206,7 +211,9 @@ def test_deep_nesting_is_bounded(problems_of: Problems) -> None:
     assert problems_of("\n".join(chain))[0].message == "nested more than 60 deep"
 
 
-@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system [echo]", "!!binary aGk=", "!mine x", "!!int '5'", "!!set {a}", "! x", "!!timestamp 2024-01-01"])
+@pytest.mark.parametrize(
+    "tag", ["!!python/object/apply:os.system [echo]", "!!binary aGk=", "!mine x", "!!int '5'", "!!set {a}", "! x", "!!timestamp 2024-01-01"]
+)
 def test_tags_are_refused(minimal: str, problems_of: Problems, tag: str) -> None:
     (problem,) = (item for item in problems_of(minimal + f"name: {tag}") if item.code == "yaml")
     assert problem.message == f"tag `{tag.split()[0]}` is not allowed" and problem.path == "name"

@@ -96,6 +96,7 @@ def test_a_function_gets_what_it_asks_for(folder: Path, loop: EventLoop, target:
         ("function_for_tests:plain", {}, "there is no module `function_for_tests`; looked in /", "did you mean `functions_for_tests`?"),
         ("functions_for_tests.sub:plain", {}, "there is no module `functions_for_tests.sub`", "did you mean `functions_for_tests`?"),
         ("functions_for_tests:plein", {}, "has no `plein`", "did you mean `plain`?"),
+        ("sys:plain", {}, r"`sys` \(built-in\) has no `plain`", None),
         ("functions_for_tests:CONSTANT", {}, "is a int, which cannot be called", None),
         ("functions_for_tests:greedy", {}, "asks for `refrence`, which no completion has", "did you mean `reference`?"),
         ("functions_for_tests:positional", {}, "asks for `completion`, which no completion has", "did you mean `completion`?"),
@@ -122,6 +123,10 @@ def test_the_folder_is_searched_first_while_importing_and_last_afterwards(tmp_pa
     (own / "shadowing_for_tests.py").write_text("def where():\n    import late_for_tests\n    return 'own', late_for_tests.where()\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
     assert load_function("shadowing_for_tests:where", {}, [own])({}) == ("own", "installed")
+    assert sys.path[-2:] == [str(installed), str(own)]
+    (own / "second_for_tests.py").write_text("def where(): return 'own'\n")
+    (installed / "second_for_tests.py").write_text("def where(): return 'installed'\n")
+    assert load_function("second_for_tests:where", {}, [own])({}) == "own"
     assert sys.path[-2:] == [str(installed), str(own)]
 
 

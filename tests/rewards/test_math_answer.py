@@ -145,6 +145,7 @@ def test_a_killed_helper_is_replaced() -> None:
     assert rule._workers is not None
     for pid in rule._workers.pids():
         os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until it has ended, and leave it for its pool to find
     assert rule(item(r"\boxed{1+x}", "x+1")) == 1
     rule.close()
 

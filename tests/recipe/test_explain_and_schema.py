@@ -1,0 +1,161 @@
+"""`rft explain`, the JSON schema for editors, and a recipe written out whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rftcli.errors import UsageError
+from rftcli.recipe.explain import CODES, explain
+from rftcli.recipe.kinds import keys
+from rftcli.recipe.load import load_text
+from rftcli.recipe.not_yet import KEYS
+from rftcli.recipe.rules import RULES
+from rftcli.recipe.schema import as_yaml, json_schema, resolved_yaml
+
+
+def test_a_key() -> None:
+    assert explain("rollout.samples_per_prompt") == (
+        "rollout.samples_per_prompt\n\n"
+        "  Completions of each prompt: the size of a group.\n\n"
+        "  takes    an integer, at least 1\n"
+        "  default  8\n"
+        "  rule     group-of-one: An estimator that compares within the group needs two samples.\n"
+    )
+
+
+def test_a_required_key_and_one_with_values_to_come() -> None:
+    assert "default  none: the key is needed" in explain("models.policy.path")
+    text = explain("rollout.engine")
+    assert "takes    auto, hf or fake\n" in text and "not yet  vllm, sglang, diffusers\n" in text
+
+
+@pytest.mark.parametrize("path", ["data.train.path", "data.train[].path", "data.train[3].path", "data.train.0.path"])
+def test_indexes_may_be_left_out(path: str) -> None:
+    assert explain(path).startswith("data.train[].path\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "title", "member"),
+    [
+        ("rollout", "rollout", "temperature"),
+        ("rewards", "rewards", "parts"),
+        ("rewards.math", "rewards.LABEL", "combine"),
+        ("rewards.math.parts", "rewards.LABEL.parts", "on_error"),
+        ("data.eval.gsm8k", "data.eval.NAME", "samples_per_prompt"),
+        ("data.train[0]", "data.train[]", "weight"),
+        ("track.wandb", "track.wandb", "project"),
+    ],
+)
+def test_sections_list_their_keys(path: str, title: str, member: str) -> None:
+    lines = explain(path).splitlines()
+    assert lines[0] == title and any(line.split()[:1] == [member] for line in lines)
+
+
+def test_every_key_rule_and_code_has_a_page() -> None:
+    for key in keys():
+        page = explain(key.pattern)
+        assert page.startswith(f"{key.pattern}\n\n  {key.info.description}\n") and page.endswith("\n")
+    assert not {*RULES, *CODES} & {key.pattern for key in keys()} and not set(RULES) & set(CODES)
+    for code in (*RULES, *CODES):
+        assert explain(code).startswith(f"{code}\n\n  ")
+    for pattern in KEYS:
+        assert "Not yet supported: " in explain(pattern)
+    assert explain("models.policy.lora.rank") == "models.policy.lora.rank\n\n  Not yet supported: all parameters are trained.\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("rollout.temp", "did you mean `rollout.temperature`?"),
+        ("lr", "did you mean `train.optimizer.lr`?"),
+        ("train.stps", "did you mean `train.steps`?"),
+        ("group-of-on", "did you mean `group-of-one`?"),
+        ("rewards.math.parts.wieght", "did you mean `rewards.LABEL.parts[].weight`?"),
+        ("zzzz", "`rft explain rollout` lists a section's keys"),
+    ],
+)
+def test_what_is_not_there(path: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        explain(path)
+    assert caught.value.hint == hint and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("path", ["", "a[", "seed.deep", "models.policy.options.x", "data.train.path.x", "."])
+def test_strange_paths_are_usage_errors(path: str) -> None:
+    with pytest.raises(UsageError):
+        explain(path)
+
+
+def nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+        for value in schema.values():
+            yield from nodes(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from nodes(value)
+
+
+def test_the_schema_has_every_key_with_its_meaning() -> None:
+    schema = json_schema()
+    assert json.loads(json.dumps(schema)) == schema
+    assert schema["required"] == ["models", "data", "rewards"]
+    texts = {node["description"] for node in nodes(schema) if isinstance(node.get("description"), str)}
+    assert {key.info.description for key in keys()} <= texts
+    for node in nodes(schema):
+        if node.get("type") == "object" and "properties" in node:
+            assert node["additionalProperties"] is False
+    assert "from" in schema["$defs"]["ReferenceModel"]["properties"]
+
+
+def test_the_schema_takes_short_forms() -> None:
+    schema = json_schema()
+    assert {"type": "array", "items": {"$ref": "#/$defs/RewardPart"}} in schema["properties"]["rewards"]["additionalProperties"]["anyOf"]
+    assert {"$ref": "#/$defs/TrainSource"} in schema["$defs"]["Data"]["properties"]["train"]["anyOf"]
+    assert {"type": "string", "minLength": 1} in schema["properties"]["extends"]["anyOf"]
+
+
+def test_a_resolved_recipe_reads_as_the_same(full: str) -> None:
+    loaded = load_text(full, env={})
+    written = resolved_yaml(loaded)
+    again = load_text(written, env={})
+    assert again.recipe.model_copy(update={"extends": ()}) == loaded.recipe.model_copy(update={"extends": ()})
+    assert resolved_yaml(again) == written
+    plain = yaml.safe_load(written)
+    assert plain["train"]["optimizer"]["lr"] == 1e-5, "a number to other readers of YAML too"
+    assert "extends" not in plain
+
+
+def test_origins_are_comments(minimal: str) -> None:
+    loaded = load_text(minimal, sets=["rollout.stop=[a, b]"], env={})
+    lines = resolved_yaml(loaded, origins=True).splitlines()
+    comments = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in lines if "# " in line}
+    assert comments["steps"] == "recipe:4:16" and comments["stop"] == "--set 1:1:15" and comments["top_k"] == "default"
+    assert load_text("\n".join(lines), env={}).recipe == loaded.recipe
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT.filter(bool), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(options=st.dictionaries(TEXT.filter(bool), VALUE, max_size=3), system=TEXT)
+def test_any_value_survives_being_written_and_read(options: dict[str, Any], system: str) -> None:
+    recipe = (
+        f"models: {{policy: {{path: m, options: {as_yaml(options)}, chat: {{system: {as_yaml(system)}}}}}}}\n"
+        "data: {train: {path: t}}\nrewards: {default: [{rule: r}]}\ntrain: {steps: 1}\n"
+    )
+    loaded = load_text(recipe, env={})
+    assert loaded.recipe.models.policy.options == options and loaded.recipe.models.policy.chat.system == system
+    assert load_text(resolved_yaml(loaded, origins=True), env={}).recipe == loaded.recipe
