@@ -19,7 +19,7 @@ ARROWS: dict[str, set[str]] = {
     "algo": set(),
     "recipe": set(),
     "builtin": set(),
-    "data": {"algo.keyed"},
+    "data": {"algo.keyed", "builtin"},
     "rewards": set(),
     "plan": {"recipe.sections", "algo.batchmath", "data.spec", "rewards.spec"},
     "probe": {"plan.facts", "data"},

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rftcli.builtin import builtin_path
 from rftcli.errors import RftError, UsageError
 
 Record = tuple[str, Mapping[str, Any]]
@@ -53,8 +54,11 @@ class Faults:
 def locate(path: str, search_path: Sequence[Path]) -> Path:
     """The existing file that `path` means: `${NAME}` and `~` expanded; a relative one in the first directory of `search_path` that has it.
 
-    An empty `search_path` means the working directory. UsageError for an unset variable, a missing file, or a directory.
+    An empty `search_path` means the working directory. `builtin:` names are those of data that ship with the package. UsageError for an unset
+    variable, a missing file, or a directory.
     """
+    if path.startswith("builtin:"):
+        return builtin_path(path.removeprefix("builtin:"))
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in os.environ:

@@ -22,6 +22,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _FIXED_OPTIONS = frozenset({"config", "dtype", "torch_dtype", "attn_implementation", "trust_remote_code", "gguf_file", "quantization_config"})
 """Arguments of `from_pretrained` that this file decides."""
 
+_HUB_OPTIONS = frozenset({"revision", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies"})
+"""Arguments that say where files come from: needed for the configuration and again for the weights."""
+
 _DROPOUT_NAME = re.compile(r"dropout|pdrop|layerdrop")
 """Names of probabilities in configurations and modules: attention_dropout, resid_pdrop, summary_first_dropout, layerdrop, ..."""
 
@@ -53,7 +56,8 @@ def load_causal_lm(
     trust_remote_code: bool,
     device: torch.device | str,
 ) -> PreTrainedModel:
-    """The model, in eval mode, on `device`. `dtype` is float32 or bfloat16, `attention` eager or sdpa, `options` go to `from_pretrained`.
+    """The model, in eval mode, on `device`. `dtype` is float32 or bfloat16, `attention` eager or sdpa, `options` go to `from_pretrained`
+    (a key of the configuration changes it).
 
     `dropout` is set everywhere: 0.0 turns off what the configuration or a module brought along. Layer drop is always off: it would make two
     forward passes of one policy different models. Raises UsageError for what is no model, or for an option that is fixed elsewhere, and MachineError
@@ -65,12 +69,15 @@ def load_causal_lm(
         raise UsageError(f"models.policy.options: `{fixed[0]}` is set elsewhere", hint=hint)
     source = _source(path)
     with _readable_errors(path):
-        config = AutoConfig.from_pretrained(**source, trust_remote_code=trust_remote_code)
+        hub = {name: value for name, value in options.items() if name in _HUB_OPTIONS}
+        changes = {name: value for name, value in options.items() if name not in _HUB_OPTIONS}
+        config, rest = AutoConfig.from_pretrained(**source, **hub, **changes, trust_remote_code=trust_remote_code, return_unused_kwargs=True)
         _set_config_dropout(config, dropout)
         model = AutoModelForCausalLM.from_pretrained(
             **source,
             **_unpacked(source),
-            **options,
+            **hub,
+            **{name: rest[name] for name in changes if name in rest},
             config=config,
             dtype=DTYPES[dtype],
             attn_implementation=attention,
@@ -122,6 +129,10 @@ def _readable_errors(path: str) -> Iterator[None]:
     except ImportError as error:
         hint = "pip install 'rftcli[gguf]'" if path.endswith(".gguf") else None
         raise MachineError(f"{path} needs a package that is missing: {_first_line(error)}", hint=hint) from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise UsageError(f"models.policy.options: {_first_line(error)}", hint="an option is a key of config.json or of from_pretrained") from error
     except (OSError, ValueError) as error:
         hint = "give a directory that save_pretrained wrote, a .gguf file, or a hub id"
         raise UsageError(f"{path} cannot be loaded: {_first_line(error)}", hint=hint) from error
