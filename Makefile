@@ -30,7 +30,7 @@ test-slow: install
 	$(VENV)/bin/python -m pytest -m slow
 
 bench: install
-	$(VENV)/bin/python -m benchmarks.cpu
+	$(VENV)/bin/python -m benchmarks.runs cpu
 
 completions: install
 	$(VENV)/bin/python scripts/make_completions.py

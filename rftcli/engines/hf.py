@@ -250,9 +250,7 @@ class HFSampler:
         batch.scores = output.logits[:, -1]
 
     def _completed(self, row: _Row, finish: FinishReason) -> Completion:
-        return completion(
-            row.request, row.sample, ids=row.ids, logprobs=row.logprobs, finish=finish, version=self.version, decode=self._decode
-        )
+        return completion(row.request, row.sample, ids=row.ids, logprobs=row.logprobs, finish=finish, version=self.version, decode=self._decode)
 
 
 @torch.no_grad()
