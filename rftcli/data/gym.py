@@ -25,7 +25,7 @@ def rows(task: str, size: int, seed: int, *, template: str = SLOT, chat: bool = 
     try:
         gym = importlib.import_module("reasoning_gym")
     except ModuleNotFoundError as error:
-        raise MachineError("tasks of reasoning-gym need the package `reasoning-gym`", hint="pip install 'rftcli[gym]'") from error
+        raise MachineError(f"tasks of reasoning-gym need the package `{error.name}`", hint="pip install 'rftcli[gym]'") from error
     try:
         dataset = gym.create_dataset(task, size=size, seed=seed, **config)
     except (ValueError, TypeError, AssertionError) as error:  # unknown task, unknown setting, setting out of range

@@ -129,9 +129,7 @@ def make_sampler(plan: Plan, model: Any, tokenizer: Any, ends: tuple[int, ...], 
     """The plan's engine around `model` (which it shares with the trainer, or owns)."""
     cls: Any = sampler_class(plan.rollout.engine)
     if plan.rollout.engine == "fake":
-        return cls(
-            lambda ids, skip: tokenizer.decode(ids, skip_special_tokens=skip), vocab_size=model.config.get_text_config().vocab_size, eos_ids=ends
-        )
+        return cls(tokenizer.decode, vocab_size=model.config.get_text_config().vocab_size, eos_ids=ends)
     return cls(model, tokenizer, ends, pad_id=pad_id, batch_rows=plan.rollout.batch_rows, device=device, owns_weights=owns_weights)
 
 

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ HERE = Path(__file__).resolve().parent
 LIMIT_SECONDS = 240
 
 
-def on_ranks(size: int, target: str, **arguments: Any) -> list[Any]:
-    """`target` names a function of `work.py`, called as fn(world, **arguments) on every rank; its results in rank order."""
+Call = tuple[str, dict[str, Any]]
+"""A function of `work.py` and its arguments beside the world."""
+
+
+def on_ranks(size: int, calls: Mapping[str, Call]) -> dict[str, list[Any]]:
+    """Every call on every rank, one after another in one launch: name -> results in rank order."""
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(size):
@@ -25,7 +30,7 @@ def on_ranks(size: int, target: str, **arguments: Any) -> list[Any]:
                 **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_SIZE": str(size)},
                 **{"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
             }
-            command = [sys.executable, str(HERE / "work.py"), folder, target, json.dumps(arguments)]
+            command = [sys.executable, str(HERE / "work.py"), folder, json.dumps(calls)]
             processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
         try:
             outputs = [process.communicate(timeout=LIMIT_SECONDS)[0] for process in processes]
@@ -34,4 +39,5 @@ def on_ranks(size: int, target: str, **arguments: Any) -> list[Any]:
                 process.kill()
         failed = [f"rank {rank}:\n{text[-3000:]}" for rank, (process, text) in enumerate(zip(processes, outputs, strict=True)) if process.returncode]
         assert not failed, "\n".join(failed)
-        return [pickle.loads((Path(folder) / f"result_{rank}").read_bytes()) for rank in range(size)]
+        results = [pickle.loads((Path(folder) / f"result_{rank}").read_bytes()) for rank in range(size)]
+        return {name: [result[name] for result in results] for name in calls}

@@ -1,4 +1,4 @@
-"""The same gradient for any sharding, packing, accumulation and ZeRO stage, to 1e-5 in float32."""
+"""The same gradient for any sharding, packing, accumulation and ZeRO stage, to 1e-5 in float32; and what else only real ranks can show."""
 
 from __future__ import annotations
 
@@ -14,12 +14,39 @@ from ranks import on_ranks
 
 TOLERANCE = 1e-5
 AGGREGATES = ["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
+STAGES = [0, 1, 2, 3]
+# layout, ZeRO stage, uneven shares (9 rows against 3), positions per head chunk (0: all at once)
+SHARDED = [
+    ("padded", 0, True, 0),
+    ("packed", 0, False, 0),
+    ("padded", 1, False, 0),
+    ("packed", 2, True, 0),
+    ("padded", 2, False, 5),
+    ("padded", 3, True, 5),
+    ("packed", 3, False, 0),
+]
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, Any]:
-    """One rank, one micro-batch, padded, ZeRO 0, for every aggregation."""
-    return {name: on_ranks(1, "gradient", layout="padded", micro=12, zero=0, aggregate=name)[0] for name in AGGREGATES}
+def one_rank() -> dict[str, Any]:
+    calls = {}
+    for name in AGGREGATES:
+        calls[f"plain {name}"] = ("gradient", {"layout": "padded", "micro": 12, "zero": 0, "aggregate": name})
+        calls[f"packed {name}"] = ("gradient", {"layout": "packed", "micro": 5, "zero": 0, "aggregate": name})
+    return {name: results[0] for name, results in on_ranks(1, calls).items()}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    calls: dict[str, Any] = {"collectives": ("collectives", {})}
+    for layout, zero, uneven, chunk in SHARDED:
+        arguments = {"layout": layout, "micro": 3 if uneven else 4, "zero": zero, "uneven": uneven, "chunk_tokens": chunk}
+        calls[f"gradient {layout} {zero} {uneven} {chunk}"] = ("gradient", arguments)
+    for zero in STAGES:
+        calls[f"updates {zero}"] = ("several_updates", {"zero": zero, "updates": 4})
+        calls[f"not finite {zero}"] = ("not_finite", {"zero": zero})
+        calls[f"saved {zero}"] = ("save_and_load", {"zero": zero, "folder": str(tmp_path_factory.mktemp(f"zero{zero}"))})
+    return on_ranks(2, calls)
 
 
 def assert_same(result: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -35,42 +62,39 @@ def assert_same(result: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
-def test_one_rank_many_micro_batches_and_packed(plain: dict[str, Any], aggregate: str) -> None:
-    assert_same(on_ranks(1, "gradient", layout="packed", micro=5, zero=0, aggregate=aggregate)[0], plain[aggregate])
+def test_many_micro_batches_and_packing_change_nothing(one_rank: dict[str, Any], aggregate: str) -> None:
+    assert_same(one_rank[f"packed {aggregate}"], one_rank[f"plain {aggregate}"])
 
 
-@pytest.mark.parametrize(
-    ("layout", "zero", "uneven", "chunk_tokens"),
-    [
-        ("padded", 0, True, 0),
-        ("packed", 0, False, 0),
-        ("padded", 1, False, 0),
-        ("packed", 2, True, 0),
-        ("padded", 2, False, 5),
-        ("padded", 3, True, 5),
-        ("packed", 3, False, 0),
-    ],
-)
-def test_two_ranks_with_uneven_micro_batches(plain: dict[str, Any], layout: str, zero: int, uneven: bool, chunk_tokens: int) -> None:
-    """Rank 0 and rank 1 with different numbers of rows, three and more micro-batches, the head in chunks that differ by rank."""
-    results = on_ranks(2, "gradient", layout=layout, micro=3 if uneven else 4, zero=zero, uneven=uneven, chunk_tokens=chunk_tokens)
-    for result in results:
-        assert_same(result, plain["token_mean"])
+def test_aggregations_differ_from_each_other(one_rank: dict[str, Any]) -> None:
+    """The test above would pass if all of them were one."""
+    losses = {round(one_rank[f"plain {name}"]["metrics"]["policy_loss"], 6) for name in AGGREGATES}
+    assert len(losses) == len(AGGREGATES)
 
 
-def test_zero_stages_agree_after_several_updates() -> None:
-    results = {zero: on_ranks(2, "several_updates", zero=zero, updates=4) for zero in (0, 1, 2, 3)}
-    for zero, ranks in results.items():
-        for name, tensor in results[0][0]["weights"].items():
-            assert torch.equal(ranks[0]["weights"][name], ranks[1]["weights"][name]), (zero, name)
-            assert torch.allclose(ranks[0]["weights"][name], tensor, rtol=1e-4, atol=1e-5), (zero, name)
-        assert ranks[0]["norms"] == pytest.approx(results[0][0]["norms"], rel=1e-4)
+@pytest.mark.parametrize(("layout", "zero", "uneven", "chunk"), SHARDED)
+def test_two_ranks_with_uneven_micro_batches(
+    one_rank: dict[str, Any], two_ranks: dict[str, Any], layout: str, zero: int, uneven: bool, chunk: int
+) -> None:
+    """Ranks with different numbers of rows and micro-batches, the head in chunks whose number differs by rank."""
+    for result in two_ranks[f"gradient {layout} {zero} {uneven} {chunk}"]:
+        assert_same(result, one_rank["plain token_mean"])
 
 
-@pytest.mark.parametrize("zero", [0, 2, 3])
-def test_one_rank_not_finite_skips_on_all(zero: int) -> None:
+@pytest.mark.parametrize("zero", STAGES)
+def test_zero_stages_agree_after_several_updates(two_ranks: dict[str, Any], zero: int) -> None:
+    first, second = two_ranks[f"updates {zero}"]
+    plain = two_ranks["updates 0"][0]
+    for name, tensor in plain["weights"].items():
+        assert torch.equal(first["weights"][name], second["weights"][name]), name
+        assert torch.allclose(first["weights"][name], tensor, rtol=1e-4, atol=1e-5), name
+    assert first["norms"] == pytest.approx(plain["norms"], rel=1e-4)
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_one_rank_not_finite_skips_on_all(two_ranks: dict[str, Any], zero: int) -> None:
     """The update is skipped by both ranks alike; weights, version and moments are as before; the next one is applied."""
-    first, second = on_ranks(2, "not_finite", zero=zero)
+    first, second = two_ranks[f"not finite {zero}"]
     assert first == second
     assert [entry["applied"] for entry in first] == [True, False, True]
     assert [entry["version"] for entry in first] == [1, 1, 2]
@@ -78,15 +102,15 @@ def test_one_rank_not_finite_skips_on_all(zero: int) -> None:
     assert all(torch.isfinite(torch.tensor(list(entry["weights"].values()))).all() for entry in first)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_a_loaded_learner_goes_on_bit_for_bit(zero: int, tmp_path: Path) -> None:
-    for result in on_ranks(2, "save_and_load", zero=zero, folder=str(tmp_path)):
+@pytest.mark.parametrize("zero", STAGES)
+def test_a_loaded_learner_goes_on_bit_for_bit(two_ranks: dict[str, Any], zero: int) -> None:
+    for result in two_ranks[f"saved {zero}"]:
         assert result == {"equal": True, "versions": (3, 3)}
 
 
-def test_collectives_have_the_same_bits_everywhere() -> None:
-    results = on_ranks(3, "collectives")
-    assert all(result == results[0] for result in results)
-    assert results[0]["sum"][0] == 0.1 + 0.2 + 0.30000000000000004
-    assert results[0]["max"] == [2.0, 0.0]
-    assert results[0]["gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+def test_collectives_have_the_same_bits_everywhere(two_ranks: dict[str, Any]) -> None:
+    results = two_ranks["collectives"]
+    assert results[0] == results[1]
+    assert results[0]["sum"] == [0.1 + 0.2, 2.0]
+    assert results[0]["max"] == [1.0, 0.0]
+    assert results[0]["gather"] == [{"rank": 0}, {"rank": 1}]

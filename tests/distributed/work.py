@@ -97,8 +97,7 @@ def gradient(world: Any, *, layout: str, micro: int, zero: int, aggregate: str =
     import rftcli.models.policy as policy_module
     from rftcli.stages.learn import one_update, policy_loss
 
-    if chunk_tokens:
-        policy_module.HEAD_BYTES = chunk_tokens * 97 * 4
+    policy_module.HEAD_BYTES = chunk_tokens * 97 * 4 if chunk_tokens else 2**28
     learner = learner_of(world, zero=zero)
     plan = plan_of(layout, micro, aggregate, kl=0.1)
     found: dict[str, torch.Tensor] = {}
@@ -176,13 +175,13 @@ def collectives(world: Any) -> Any:
 
 
 def main() -> None:
-    folder, target, arguments = sys.argv[1:]
+    folder, calls = sys.argv[1:]
     from rftcli.runtime import world as worlds
 
     torch.set_num_threads(1)
     world = worlds.join("gloo", Path(folder) / "rendezvous")
-    result = globals()[target](world, **json.loads(arguments))
-    (Path(folder) / f"result_{world.rank}").write_bytes(pickle.dumps(result))
+    results = {name: globals()[target](world, **arguments) for name, (target, arguments) in json.loads(calls).items()}
+    (Path(folder) / f"result_{world.rank}").write_bytes(pickle.dumps(results))
     world.barrier("end")
     worlds.leave()
     sys.stdout.flush()
