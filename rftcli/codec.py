@@ -58,15 +58,31 @@ def _read(hint: Any, data: Any, where: str) -> Any:
         hints = _hints(hint)
         return hint(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in data.items()})
     if origin is tuple:
+        _expect(data, (list, tuple), "a list", where)
         arguments = typing.get_args(hint)
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+        if len(arguments) != len(data):
+            raise ValueError(f"{where}: expected {len(arguments)} values, got {len(data)}")
         return tuple(_read(item_hint, item, f"{where}[{i}]") for i, (item_hint, item) in enumerate(zip(arguments, data, strict=True)))
     if isinstance(origin, type) and issubclass(origin, Mapping):
+        _expect(data, (Mapping,), "a mapping", where)
         value_hint = typing.get_args(hint)[1]
         return {key: _read(value_hint, item, f"{where}.{key}") for key, item in data.items()}
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(data)
-    if hint is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+    if hint is float:
+        return float(_expect(data, (int, float), "a number", where))
+    if hint in _SCALARS:
+        return _expect(data, (hint,), _SCALARS[hint], where)
+    return data
+
+
+_SCALARS: dict[Any, str] = {str: "text", int: "an integer", bool: "true or false"}
+
+
+def _expect(data: Any, kinds: tuple[type, ...], words: str, where: str) -> Any:
+    """`data`, which is one of `kinds`; a truth value is no number."""
+    if not isinstance(data, kinds) or (isinstance(data, bool) and bool not in kinds):
+        raise ValueError(f"{where}: expected {words}, got {'null' if data is None else type(data).__name__}")
     return data

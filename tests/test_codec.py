@@ -47,8 +47,31 @@ def test_whole_numbers_become_floats() -> None:
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [({"weight": 1.0, "wieght": 2}, "wieght"), ({}, "missing fields ['weight']"), ([], "expected a mapping")],
+    [
+        ({"weight": 1.0, "wieght": 2}, "wieght"),
+        ({}, "missing fields ['weight']"),
+        ([], "expected a mapping"),
+        ({"weight": None}, "Inner.weight: expected a number, got null"),
+        ({"weight": "1"}, "Inner.weight: expected a number, got str"),
+        ({"weight": True}, "Inner.weight: expected a number, got bool"),
+        ({"weight": 1, "tags": "ab"}, "Inner.tags: expected a list, got str"),
+        ({"weight": 1, "tags": ["a", 2]}, "Inner.tags[1]: expected text, got int"),
+    ],
 )
 def test_what_does_not_fit_is_named(data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("[", r"\[").replace("]", r"\]")):
         from_data(Inner, data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("pair", [1.0], "Outer.pair: expected 2 values, got 1"),
+        ("table", [], "Outer.table: expected a mapping, got list"),
+        ("name", 3, "Outer.name: expected text, got int"),
+        ("colour", "blue", "'blue' is not a valid Colour"),
+    ],
+)
+def test_what_does_not_fit_deeper_is_named(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("[", r"\[").replace("]", r"\]")):
+        from_data(Outer, {"name": None, "inner": {"weight": 1}, field: value})

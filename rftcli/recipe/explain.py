@@ -48,7 +48,8 @@ CODES: dict[str, str] = {
     "wrong-value": "The value is not of the kind or in the range that the key takes.",
     "unknown-value": "The value is none of the words that the key takes.",
     "not-yet-supported": "The language has this key or value, this version does not.",
-    "empty-value": "Nothing stands behind a key that a parent recipe gives a value: null would remove that, an unfinished line should not.",
+    "empty-value": "Nothing stands behind a key where null would remove what a parent recipe wrote or switch something off: an unfinished line "
+    "should do neither.",
     "variable": "A `${VAR}` names a variable of the environment that is not set, or no variable.",
     "bad-extends": "A recipe that is built on cannot be read, or is built on this one.",
     "bad-set": "A `--set` is not of the form PATH=VALUE, or its path leads nowhere.",

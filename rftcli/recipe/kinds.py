@@ -138,6 +138,16 @@ def key_table() -> dict[tuple[str, ...], Key]:
     return {key.pieces: key for key in keys()}
 
 
+def null_has_a_meaning(path: KeyPath) -> bool:
+    """Whether null at this key says what its default does not. Elsewhere null takes a value back to the default.
+
+    >>> null_has_a_meaning(("train", "max_grad_norm")), null_has_a_meaning(("train", "steps"))
+    (True, False)
+    """
+    key = key_table().get(pattern_of(path))
+    return key is not None and key.kind.null and key.info.default is not None
+
+
 def _kind(annotation: Any, metadata: typing.Sequence[Any] = ()) -> Kind:
     parts = _alternatives(annotation, list(metadata))
     merged: dict[str, Any] = {}

@@ -1,10 +1,12 @@
-"""One layer of a recipe laid on another: mappings merge, lists replace, null removes. Each node keeps the place it was written at.
+"""One layer of a recipe laid on another: mappings merge, lists replace, null removes (unless null is a value of the key: `kinds`). Each node keeps
+the place it was written at.
 
 Two shorthands become their long form here: a list in the place of a reward entry, and one mapping in the place of the list `data.train`.
 """
 
 from __future__ import annotations
 
+from rftcli.recipe.kinds import null_has_a_meaning
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.tree import Entry, Mapping, Scalar, Sequence
@@ -19,7 +21,10 @@ def merge(base: Mapping, over: Mapping, path: KeyPath, problems: list[Problem]) 
             entries[name] = entry
         elif isinstance(entry.value, Scalar) and entry.value.is_null:
             _refuse_empty(entry, below, (*path, name), problems)
-            del entries[name]
+            if null_has_a_meaning((*path, name)):
+                entries[name] = entry
+            else:
+                del entries[name]
         elif isinstance(below.value, Mapping) and isinstance(entry.value, Mapping):
             entries[name] = Entry(entry.key, merge(below.value, entry.value, (*path, name), problems))
         else:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from rftcli.recipe import scalars
 from rftcli.recipe.expand import ExpansionError, Unexpanded, expand, keep_references, resolve
-from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, pattern_of
+from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, null_has_a_meaning, pattern_of
 from rftcli.recipe.names import did_you_mean, suggest_key
 from rftcli.recipe.not_yet import key_reason, value_reason
 from rftcli.recipe.paths import KeyPath, format_path
@@ -77,6 +77,8 @@ class Reader:
 
     def _scalar(self, node: Scalar, kind: Kind, path: KeyPath, key: Place) -> Any:
         if node.is_null:
+            if not node.text and null_has_a_meaning(path):
+                return self._note(path, key, "nothing stands here", hint="write `null` if that is meant, or delete this line", code="empty-value")
             if kind.null or kind.anything:
                 return None
             if kind.section is not None:  # a section whose keys are all commented out

@@ -4,7 +4,8 @@ What is left out: reading YAML (`read`), rules across keys (`rules`), keys and v
 
 How to add a key: one line here with a `description`; if it was in `not_yet.KEYS`, delete it there. How to add a value of a `Literal`: add it to the
 table of the room that does the work, here, and delete it from `not_yet.VALUES`. A key that may be null has null as its default, because null in
-a file takes back what a parent recipe wrote. Annotations are read at run time, so they are not postponed.
+a file takes back what a parent recipe wrote; where null says something else than the default does, it is kept (`kinds.null_has_a_meaning`).
+Annotations are read at run time, so they are not postponed.
 """
 
 from dataclasses import dataclass
@@ -277,7 +278,9 @@ class Train(Section):
 
     steps: Count | None = Field(None, description="Steps of the run: one rollout and its updates each.")
     data_passes: Annotated[float, Field(gt=0)] | None = Field(None, description="Instead of steps: passes over the training rows.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Norm that the gradient is cut to; a huge number switches it off.")
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+        1.0, description="Norm that the gradient of an update is cut to, over all parameters and ranks; null is off."
+    )
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer and its learning-rate schedule.")
     deepspeed: DeepSpeed = Field(default_factory=DeepSpeed, description="What the recipe decides about DeepSpeed.")
     nonfinite: NonFinite = Field(default_factory=NonFinite, description="What happens when a gradient is not finite.")

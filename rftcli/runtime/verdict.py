@@ -6,7 +6,7 @@ An error that only says "a peer is gone" is secondary: it names the rank that no
 from __future__ import annotations
 
 import json
-import re
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,8 @@ class RankWatch:
     ranks: int
     vanished: list[int] = field(default_factory=list)
     """In the order in which they were found to be gone."""
+    statuses: dict[int, int] = field(default_factory=dict)
+    """Wait status of a vanished rank, if it was seen before its parent took it away: the signal in the low bits, else the exit code above them."""
     _pids: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -48,6 +50,9 @@ class RankWatch:
                 self._pids[rank] = (int(record["pid"]), str(record["started"]))
             if not _lives(*self._pids[rank]) and not (self.attempt.ranks / f"rank_{rank}.done").exists():
                 self.vanished.append(rank)
+                status = wait_status(self._pids[rank][0])
+                if status is not None:
+                    self.statuses[rank] = status
 
     def living(self) -> list[int]:
         """Pids of ranks that are still there."""
@@ -59,12 +64,22 @@ class RankWatch:
 
 def process_start(pid: int) -> str:
     """The kernel's start time of a process: with the pid, the identity of the process. Empty when it is gone or only waits to be reaped."""
+    fields = _stat(pid)
+    return "" if not fields or fields[0] in "ZX" else fields[19]
+
+
+def wait_status(pid: int) -> int | None:
+    """How a process that waits to be reaped ended (proc(5), field exit_code); None when it is gone already."""
+    fields = _stat(pid)
+    return int(fields[49]) if len(fields) > 49 and fields[0] == "Z" else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; empty when there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
-        return ""
-    fields = text.rsplit(")", 1)[1].split()
-    return "" if fields[0] in "ZX" else fields[19]
+        return []
 
 
 def _lives(pid: int, started: str) -> bool:
@@ -116,7 +131,7 @@ def first_cause(attempt: AttemptDir, watch: RankWatch) -> str:
     silent = [rank for rank in watch.vanished if rank not in spoken]
     if silent:
         rank = silent[0]
-        how = _exit_code(attempt)
+        how = _how(watch.statuses.get(rank))
         return f"rank {rank} (pid {watch.pid(rank)}) died without a word{how}; last lines of {attempt.log(rank)}:\n{_tail(attempt.log(rank))}"
     if records:
         first = min(records, key=lambda r: r["time"])
@@ -125,15 +140,14 @@ def first_cause(attempt: AttemptDir, watch: RankWatch) -> str:
     return f"the launcher ended before the ranks had started; last lines of {log}:\n{_tail(log)}"
 
 
-def _exit_code(attempt: AttemptDir) -> str:
-    log = attempt.logs / "launcher.log"
-    found = re.findall(r"exits with return code = (-?\d+)", log.read_text(errors="replace")) if log.is_file() else []
-    if not found:
+def _how(status: int | None) -> str:
+    if status is None:
         return ""
-    code = int(found[-1])
-    if code == -9:
-        return ", killed by SIGKILL (the kernel does that when memory runs out: see `dmesg`)"
-    return f", killed by signal {-code}" if code < 0 else f", exit code {code}"
+    number = status & 0x7F
+    if number == 0:
+        return f", exit code {status >> 8}"
+    why = " (the kernel does that when memory runs out: see `dmesg`)" if number == signal.SIGKILL else ""
+    return f", killed by {signal.Signals(number).name}{why}"
 
 
 def _tail(path: Path) -> str:

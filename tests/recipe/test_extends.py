@@ -10,6 +10,7 @@ import pytest
 from rftcli.errors import RecipeError
 from rftcli.recipe.load import LoadedRecipe, load_recipe, load_text
 from rftcli.recipe.problems import Problem
+from rftcli.recipe.schema import resolved_yaml
 
 Write = Callable[[str, str], Path]
 
@@ -44,6 +45,27 @@ def test_lists_replace_and_null_removes(write: Write, minimal: str) -> None:
     assert loaded.recipe.rollout.stop == ("c",) and loaded.recipe.rollout.top_k == 0
     assert loaded.recipe.algorithm.loss.dual_clip is None and loaded.recipe.batch.epochs == 1
     assert loaded.raw["rollout"] == {"stop": ["c"]} and "batch" not in loaded.raw
+
+
+def test_null_stays_where_it_has_a_meaning(write: Write, minimal: str) -> None:
+    """`max_grad_norm: null` switches clipping off: it must not fall back to the default 1.0, whoever wrote what before."""
+    assert load(write("a.yaml", minimal)).recipe.train.max_grad_norm == 1.0
+    write("half.yaml", minimal.replace("steps: 10", "steps: 10, max_grad_norm: 0.5"))
+    off = load(write("c.yaml", "extends: half.yaml\ntrain: {max_grad_norm: null}\n"))
+    assert off.recipe.train.max_grad_norm is None and off.raw["train"]["max_grad_norm"] is None
+    assert load_text(resolved_yaml(off), env={}).recipe.train == off.recipe.train
+    assert load(write("d.yaml", "extends: [half.yaml, c.yaml]\n")).recipe.train.max_grad_norm is None
+    assert load(write("e.yaml", "extends: c.yaml\ntrain: {max_grad_norm: 2}\n")).recipe.train.max_grad_norm == 2.0
+    assert load(write("f.yaml", "extends: c.yaml\ntrain: {steps: 3}\n")).recipe.train.max_grad_norm is None
+    assert load(write("g.yaml", "extends: half.yaml\n"), sets=["train.max_grad_norm=null"]).recipe.train.max_grad_norm is None
+
+
+@pytest.mark.parametrize("extends", ["", "extends: a.yaml\n"])
+def test_an_unfinished_line_does_not_switch_clipping_off(write: Write, minimal: str, extends: str) -> None:
+    write("a.yaml", minimal.replace("steps: 10", "steps: 10, max_grad_norm: 0.5"))
+    (problem,) = refused(write("c.yaml", extends + minimal.replace("{steps: 10}", "\n  steps: 10\n  max_grad_norm:\n")))
+    assert (problem.code, problem.path, problem.message) == ("empty-value", "train.max_grad_norm", "nothing stands here")
+    assert problem.place is not None and problem.place.text == "  max_grad_norm:"
 
 
 def test_a_bare_key_over_an_inherited_value_is_refused(write: Write, minimal: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, key_table, keys, pattern_of, show_pattern
+from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, key_table, keys, null_has_a_meaning, pattern_of, show_pattern
 from rftcli.recipe.load import load_text
 from rftcli.recipe.not_yet import KEYS, VALUES, key_reason, value_reason
 from rftcli.recipe.paths import KeyPath, format_path
@@ -206,11 +206,11 @@ def test_every_key_says_what_it_means() -> None:
         assert key.kind.words()
 
 
-def test_keys_that_may_be_null_have_null_as_default() -> None:
-    """Null in a child recipe takes a key back to its default; it must not be another value that null could also be meant as."""
-    for key in keys():
-        if key.kind.null:
-            assert default_of(key.info) is None, key.pattern
+def test_keys_that_may_be_null_have_null_as_default_or_keep_it() -> None:
+    """Null in a child recipe takes a key back to its default, unless it is a value of its own there, which then has to survive merging."""
+    meant = {key.pattern for key in keys() if key.kind.null and default_of(key.info) is not None}
+    assert meant == {"train.max_grad_norm"}
+    assert {key.pattern for key in keys() if null_has_a_meaning(key.pieces)} == meant
 
 
 def test_defaults_are_within_their_own_bounds(minimal: str) -> None:
@@ -239,6 +239,7 @@ def test_recipes_cannot_be_changed_or_coerced(minimal: str) -> None:
         (("models", "policy", "gradient_checkpointing"), "auto or true or false", ()),
         (("train", "deepspeed", "zero_stage"), "auto, 0, 1, 2 or 3", ()),
         (("algorithm", "loss", "dual_clip"), "a number or null", ("above 1",)),
+        (("train", "max_grad_norm"), "a number or null", ("above 0",)),
         (("train", "optimizer", "betas"), "a list of 2 numbers", ()),
         (("data", "train"), "a list of mappings", ()),
         (("data", "train", ANY_KEY, "path"), "a path or null", ()),

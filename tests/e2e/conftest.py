@@ -1,0 +1,108 @@
+"""Real `rft` commands on real ranks: started as a person starts them, in a directory of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_SECONDS = 240
+SMALL = [
+    *("--set", "batch.prompts_per_step=8", "--set", "rollout.samples_per_prompt=4", "--set", "train.steps=4", "--set", "checkpoint.every=1"),
+    *("--set", "checkpoint.keep=10", "--set", "data.eval.held_out.limit=16"),
+]
+"""The quickstart, small enough for a test."""
+TIMES = ("time", "seconds", "attempt", "heartbeat")
+
+
+class Command:
+    """One `rft` process; everything it and its ranks started is ended with it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "NO_COLOR": "1", "RFT_CACHE_DIR": str(folder / "cache")}
+        command = [sys.executable, "-m", "rftcli", *arguments]
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.seen: set[int] = set()
+
+    def wait(self) -> Result:
+        out, err = self.process.communicate(timeout=LIMIT_SECONDS)
+        return Result(self.process.returncode, out, err)
+
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
+        """Poll until the condition gives something; fails when the command ends before."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while time.monotonic() < deadline:
+            found = condition()
+            if found:
+                return found
+            assert self.process.poll() is None, self.wait()
+            time.sleep(0.02)
+        raise AssertionError("waited too long")
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def __repr__(self) -> str:
+        return f"exit {self.code}\n--- stdout\n{self.out[-3000:]}\n--- stderr\n{self.err[-3000:]}"
+
+
+@pytest.fixture
+def rft(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    started: list[Command] = []
+
+    def start(*arguments: str) -> Command:
+        started.append(Command(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for command in started:
+        if command.process.poll() is None:
+            command.process.kill()
+        command.process.communicate()
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (run / "events.jsonl").read_text().splitlines() if (run / "events.jsonl").exists() else []
+    return [record for line in lines if line for record in [json.loads(line)] if record["event"] == kind]
+
+
+def steps(run: Path) -> dict[int, dict[str, Any]]:
+    """Step -> its metrics without what a clock measured; the last attempt of a step wins."""
+    return {event["step"]: {key: value for key, value in event.items() if key not in TIMES} for event in events(run, "step")}
+
+
+def state(run: Path) -> dict[str, Any]:
+    return json.loads((run / "state.json").read_text())
+
+
+def rank_pids(run: Path, attempt: int = 1) -> list[int]:
+    paths = sorted((run / "attempts" / str(attempt) / "ranks").glob("rank_?.json"))
+    return [int(json.loads(path.read_text())["pid"]) for path in paths]
+
+
+def processes_of(run: Path) -> list[str]:
+    """Command lines of every process that still belongs to a run."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if str(run) in line and process.pid != os.getpid():
+            found.append(line)
+    return found
+
+
+def weights_equal(one: Path, other: Path) -> bool:
+    from safetensors.torch import load_file
+
+    first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    return first.keys() == second.keys() and all(bool((first[name] == second[name]).all()) for name in first)
