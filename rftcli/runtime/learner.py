@@ -25,6 +25,11 @@ TAG = "state"
 """The one tag of a DeepSpeed checkpoint inside our checkpoint's trainer/ folder."""
 
 
+# DeepSpeed would compile a kernel for collectives in shared memory at the first start on a CPU: half a minute and a C++ compiler, to save
+# microseconds. gloo does the same work.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 class GuardedAdamW(torch.optim.AdamW):
     """AdamW that leaves weights and moments alone while `skip` is set: the one way to drop an update that every ZeRO stage honours."""
 
