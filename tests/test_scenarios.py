@@ -92,7 +92,7 @@ def plan(groups: int = 4, samples: int = 2, updates: int = 1) -> Any:
     rollout = SimpleNamespace(
         max_new_tokens=4, min_new_tokens=0, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=(), stop_token_ids=(), ignore_eos=False
     )
-    return SimpleNamespace(batch=batch, rollout=rollout, seed=0)
+    return SimpleNamespace(batch=batch, rollout=rollout, seed=0, probes=lambda step: False)
 
 
 def gather(source: Any, scorer: Any, step: int, engine: Any = None, **shape: int) -> Any:

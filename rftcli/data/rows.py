@@ -123,10 +123,13 @@ def _prompt(spec: DataSpec, columns: Mapping[str, Any]) -> str | tuple[Message, 
         prompt = read_prompt(_required(columns, spec.columns.prompt or "prompt", "prompt"))
     except BadPrompt as problem:
         raise _Unusable(*problem.args) from problem
+    if isinstance(prompt, str) and spec.as_chat:
+        prompt = ({"role": "user", "content": prompt},)
     if not isinstance(prompt, str):
         return with_system(prompt, spec.system)
     if spec.system is not None:
-        raise _Unusable("the set has a `system` prompt, but this prompt is plain text without turns", "write the prompt as a list of messages")
+        hint = "`as_chat: true` makes it a user message; or write the prompt as a list of messages"
+        raise _Unusable("the set has a `system` prompt, but this prompt is plain text without turns", hint)
     return prompt
 
 

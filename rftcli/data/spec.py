@@ -67,6 +67,8 @@ class DataSpec:
     label: str | None = None
     system: str | None = None
     """System turn for the message lists that have none; goes before the policy's own."""
+    as_chat: bool = False
+    """A text prompt becomes one user message, so that the chat template applies to it."""
     columns: Columns = field(default_factory=Columns)
     extract_reference: str | None = None
     """Regular expression with one group: the reference is what the group finds first, without surrounding blanks."""

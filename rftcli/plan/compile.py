@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from rftcli.algo import batchmath
@@ -42,8 +43,6 @@ CHECKPOINTING_FROM_PARAMETERS = 2_000_000_000
 """Above this, activations of a micro-batch outweigh a third more compute."""
 MAX_BATCH_ROWS = 64
 """Rows of an hf decode pass; more makes every step wait for the longest answer of more groups."""
-
-
 ROW_MULTIPLE = 8
 """Vector kernels treat the last few numbers of an oddly sized tensor apart, with other last bits."""
 
@@ -85,7 +84,8 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
     needs_reference = recipe.algorithm.kl.coefficient != 0.0
     reference = None
     if needs_reference:
-        reference = policy if reference_path is None else _replace_path(policy, reference_path, str(recipe.models.reference.from_))
+        given = str(recipe.models.reference.from_)
+        reference = policy if reference_path is None else replace(policy, path=reference_path, given=given, parameters=None)
     elif recipe.models.reference.from_ != "policy":
         notes.append("models.reference is not loaded: algorithm.kl.coefficient is 0, so nothing needs it")
 
@@ -138,12 +138,6 @@ def _model(recipe: Recipe, facts: Facts, device: str, path: str) -> ModelPlan:
     )
 
 
-def _replace_path(model: ModelPlan, path: str, given: str) -> ModelPlan:
-    from dataclasses import replace
-
-    return replace(model, path=path, given=given, parameters=None)
-
-
 def _batch(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[PlanProblem]) -> BatchPlan | None:
     section = recipe.batch
     samples = recipe.rollout.samples_per_prompt
@@ -155,7 +149,7 @@ def _batch(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[PlanPr
     if section.micro_batch_size == "auto":
         longest = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
         most = max(1, min(rows, TOKENS_PER_MICRO_BATCH[world.device] // longest))
-        micro = math.ceil(rows / math.ceil(rows / most))  # even micro-batches: no last one with a single row
+        micro = math.ceil(rows / math.ceil(rows / most))  # no more micro-batches than needed, as even as one size allows
     else:
         micro = min(section.micro_batch_size, rows)
     shape = batchmath.batch_shape(
@@ -166,7 +160,6 @@ def _batch(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[PlanPr
         ranks=facts.ranks,
         micro_batch_size=micro,
     )
-    several = section.updates_per_step * section.epochs > 1
     return BatchPlan(
         prompts_per_step=section.prompts_per_step,
         samples_per_prompt=samples,
@@ -175,8 +168,17 @@ def _batch(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[PlanPr
         micro_batch_size=micro,
         layout="padded" if section.layout == "auto" else section.layout,
         equation=batchmath.equation(shape),
-        needs_prepass="several updates use one rollout" if several else None,
+        needs_prepass=_needs_prepass(recipe),
     )
+
+
+def _needs_prepass(recipe: Recipe) -> str | None:
+    """Why the log-probs at rollout time have to be computed apart; None: those of the only update's own forward pass are the same numbers."""
+    if recipe.batch.updates_per_step * recipe.batch.epochs > 1:
+        return "several updates use one rollout"
+    if recipe.models.policy.dropout > 0:
+        return "dropout changes the log-probs of the update's own forward pass"
+    return None
 
 
 def _learner(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, batch: BatchPlan | None, notes: list[str]) -> LearnerPlan | None:
@@ -205,8 +207,6 @@ def _learner(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, 
 
 
 def _with_horizon(learner: LearnerPlan, recipe: Recipe, steps: int, batch: BatchPlan) -> LearnerPlan:
-    from dataclasses import replace
-
     horizon = recipe.train.optimizer.schedule_steps or steps
     return replace(learner, schedule_updates=horizon * batch.optimizer_updates_per_step)
 
@@ -239,19 +239,17 @@ def _rollout(recipe: Recipe, learner: LearnerPlan | None) -> RolloutPlan | None:
 
 
 def _check_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> None:
-    longest = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
     limit = facts.model.max_positions
-    if limit is not None and longest > limit:
-        problems.append(
-            PlanProblem(
-                path="rollout.max_new_tokens",
-                message=(
-                    f"max_prompt_tokens {recipe.rollout.max_prompt_tokens} + max_new_tokens {recipe.rollout.max_new_tokens} = {longest} "
-                    f"positions, the model has {limit}"
-                ),
-                hint=f"max_prompt_tokens + max_new_tokens must be at most {limit}",
-            )
-        )
+    if limit is None:
+        return
+    prompt = recipe.rollout.max_prompt_tokens
+    lengths = {"rollout.max_new_tokens": recipe.rollout.max_new_tokens}
+    if recipe.data.eval and recipe.eval.max_new_tokens is not None:
+        lengths["eval.max_new_tokens"] = recipe.eval.max_new_tokens
+    for path, new in lengths.items():
+        if prompt + new > limit:
+            message = f"max_prompt_tokens {prompt} + max_new_tokens {new} = {prompt + new} positions, the model has {limit}"
+            problems.append(PlanProblem(path=path, message=message, hint=f"max_prompt_tokens + max_new_tokens must be at most {limit}"))
 
 
 def _steps(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> int:
@@ -261,7 +259,8 @@ def _steps(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> int:
     if facts.train_rows is None:
         problems.append(PlanProblem(path="train.data_passes", message="the training rows have not been counted", hint="set train.steps"))
         return 0
-    return max(1, math.ceil(recipe.train.data_passes * facts.train_rows / recipe.batch.prompts_per_step))
+    passes = Fraction(str(recipe.train.data_passes))  # the decimal that was written: 0.07 x 100 rows are 7 draws, not 7.000000000000001
+    return max(1, math.ceil(passes * facts.train_rows / recipe.batch.prompts_per_step))
 
 
 def _data(recipe: Recipe) -> DataPlan:
@@ -295,6 +294,7 @@ def _data_spec(name: str, section: Any, weight: float) -> DataSpec:
         limit=section.limit,
         label=section.label,
         system=section.system,
+        as_chat=section.as_chat,
         columns=Columns(prompt=columns.prompt, reference=columns.reference, label=columns.label, id=columns.id),
         extract_reference=section.extract_reference,
         samples_per_prompt=getattr(section, "samples_per_prompt", 1),
@@ -362,4 +362,4 @@ def _track(recipe: Recipe) -> TrackPlan:
     if tensorboard is True:
         tensorboard = "tensorboard"  # inside the run directory
     wandb = recipe.track.wandb
-    return TrackPlan(tensorboard=tensorboard or None, wandb=None if wandb is None else wandb.model_dump())
+    return TrackPlan(tensorboard=tensorboard or None, wandb=None if wandb is None else wandb.model_dump(mode="json"))

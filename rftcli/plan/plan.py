@@ -16,6 +16,8 @@ from rftcli.data.spec import ChatSpec, DataSpec
 from rftcli.rewards.spec import PartSpec
 
 PLAN_FORMAT = 1
+PROBE_EVERY = 50
+"""Steps between two comparisons of the engine's log-probs with the trainer's; the first step is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,13 @@ class Plan:
         if not self.data.eval:
             return False
         return (self.eval.every > 0 and step % self.eval.every == 0) or (self.eval.at_end and step == self.steps)
+
+    def probes(self, step: int) -> bool:
+        """Does the engine report its log-probs in `step`, to be compared with the trainer's? Only where it samples from the distribution that is
+        trained on: no filter, no forced length, a real engine."""
+        rollout = self.rollout
+        plain = (rollout.top_p, rollout.top_k, rollout.min_p, rollout.min_new_tokens) == (1.0, 0, 0.0, 0)
+        return plain and rollout.engine != "fake" and step % PROBE_EVERY == 1
 
     def saves(self, step: int) -> bool:
         """Is there a checkpoint after `step` (1-based)? The last step always has one."""

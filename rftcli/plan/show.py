@@ -10,7 +10,7 @@ from rftcli.plan.plan import Plan, plan_hash
 
 
 def plan_text(plan: Plan) -> str:
-    parameters = plan.policy.parameters
+    parameters, rollout, learner = plan.policy.parameters, plan.rollout, plan.learner
     rows = [
         ("plan", f"{plan.name}  {plan_hash(plan)}"),
         ("run", f"{plan.steps} steps, seed {plan.seed}"),
@@ -20,15 +20,16 @@ def plan_text(plan: Plan) -> str:
         ("batch", plan.batch.equation),
         ("layout", plan.batch.layout),
         ("old log-probs", plan.batch.needs_prepass or "from the update's own forward pass: one update per rollout"),
-        ("rollout", f"{plan.rollout.engine}, {plan.rollout.batch_rows} rows a pass, up to {plan.rollout.max_new_tokens} new tokens, temperature {plan.rollout.temperature}"),
+        ("rollout", f"{rollout.engine}, {rollout.batch_rows} rows a pass, {rollout.max_new_tokens} new tokens, temperature {rollout.temperature}"),
         ("advantage", f"{plan.advantage.kind} {_options(plan.advantage.options)}"),
         ("loss", f"{plan.loss.kind} {_options(plan.loss.options)}, {plan.loss.aggregate}"),
         ("KL", f"{plan.loss.kl_coefficient} x {plan.loss.kl_estimator} in the loss" if plan.loss.kl_coefficient else "off"),
-        ("optimizer", f"{plan.learner.kind}, lr {plan.learner.lr} {plan.learner.schedule}, warm-up {plan.learner.warmup_updates} updates, clip {plan.learner.max_grad_norm}"),
-        ("ZeRO", f"stage {plan.learner.zero_stage}{_memory(plan)}"),
+        ("optimizer", f"{learner.kind}, lr {learner.lr} {learner.schedule}, warm-up {learner.warmup_updates} updates"),
+        ("gradients", "not clipped" if learner.max_grad_norm is None else f"norm at most {learner.max_grad_norm:g}"),
+        ("ZeRO", f"stage {learner.zero_stage}{_memory(plan)}"),
         ("data", ", ".join(f"{spec.name} ({spec.path or spec.python})" for spec in plan.data.train)),
         ("evaluation", ", ".join(spec.name for spec in plan.data.eval) or "none"),
-    ]  # fmt: skip
+    ]
     for label, parts in plan.rewards.labels.items():
         rows.append((f"reward {label}", " + ".join(f"{part.weight:g} x {part.name}" for part in parts)))
     width = max(len(name) for name, _ in rows)

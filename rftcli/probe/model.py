@@ -13,46 +13,68 @@ from typing import Any
 from rftcli.errors import MachineError, UsageError
 from rftcli.plan.facts import ModelFacts
 
+WHAT_TO_GIVE = "give a directory, a .gguf file, a hub id `org/model`, or `builtin:quickstart`"
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def model_facts(path: str) -> ModelFacts:
-    """Facts of a directory, a GGUF file or a hub id. Raises UsageError when it is none of them, MachineError when the hub cannot be reached."""
+    """Facts of a directory, a GGUF file or a hub id. UsageError: it is none of them, or not whole. MachineError: the hub cannot be reached."""
     local = Path(path).expanduser()
     if local.is_file() and local.suffix == ".gguf":
         return _from_gguf(local)
     if local.is_dir():
         return _from_directory(local)
     if local.exists():
-        raise UsageError(f"models.policy.path: {path} is neither a model directory nor a GGUF file")
+        raise UsageError(f"{path} is neither a model directory nor a GGUF file", hint=WHAT_TO_GIVE)
     if path.startswith(("/", "./", "../", "~")) or path.count("/") != 1:
-        raise UsageError(
-            f"models.policy.path: {path} does not exist", hint="give a directory, a .gguf file, a hub id `org/model`, or `builtin:quickstart`"
-        )
+        raise UsageError(f"{path} does not exist", hint=WHAT_TO_GIVE)
     return _from_hub(path)
 
 
 def _from_directory(directory: Path) -> ModelFacts:
     config_path = directory / "config.json"
     if not config_path.is_file():
-        raise UsageError(f"models.policy.path: {directory} holds no config.json", hint="a model directory is what save_pretrained writes")
-    headers = [_safetensors_header(file) for file in sorted(directory.glob("*.safetensors"))]
+        raise UsageError(f"{directory} holds no config.json", hint="a model directory is what save_pretrained writes")
+    headers = [_safetensors_header(file) for file in _weight_files(directory)]
     return _facts(str(directory), _read_json(config_path), headers)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that are loaded; other copies of the weights may lie beside them. Empty: the weights have another format."""
+    index = directory / "model.safetensors.index.json"
+    whole = directory / "model.safetensors"
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        named = _read_json(index).get("weight_map", {})
+        files = [directory / name for name in sorted(set(named.values()))]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise UsageError(
+                f"{directory} is not whole: {len(missing)} of {len(files)} files of weights are missing, the first is {missing[0]}",
+                hint="was the download or the copy interrupted?",
+            )
+        return files
+    if not any(directory.glob("*.bin")):
+        raise UsageError(f"{directory} holds no weights (no model.safetensors)", hint="a model directory is what save_pretrained writes")
+    return []
 
 
 def _from_hub(repository: str) -> ModelFacts:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         config = Path(hf_hub_download(repository, "config.json"))
     except (RepositoryNotFoundError, EntryNotFoundError) as error:
         if not isinstance(error, LocalEntryNotFoundError):
             raise UsageError(
-                f"models.policy.path: `{repository}` is no directory here and no model on the hub (or a private one)",
+                f"`{repository}` is no directory here and no model on the hub (or a private one)",
                 hint="check the name, or `hf auth login`",
             ) from error
         raise _unreachable(repository) from error
+    except HFValidationError as error:
+        raise UsageError(f"`{repository}` is no directory here and no name of a model on the hub", hint=WHAT_TO_GIVE) from error
     except (HfHubHTTPError, OSError) as error:
         raise _unreachable(repository) from error
     return _facts(repository, _read_json(config), [])
@@ -60,7 +82,7 @@ def _from_hub(repository: str) -> ModelFacts:
 
 def _unreachable(repository: str) -> MachineError:
     return MachineError(
-        f"models.policy.path: `{repository}` is no directory here, and the model hub cannot be reached",
+        f"`{repository}` is no directory here, and the model hub cannot be reached",
         hint=f"on a machine with internet: `hf download {repository}`; or give a directory",
     )
 
@@ -69,14 +91,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UsageError(f"models.policy.path: {path} is not JSON: {error}") from error
+        raise UsageError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise UsageError(f"models.policy.path: {path} is not a model configuration")
+        raise UsageError(f"{path} is not a model configuration")
     return data
 
 
 def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]]) -> ModelFacts:
-    text = config.get("text_config", config)
+    text = config.get("text_config") or config
     parameters, dtype = _count(headers)
     architectures = config.get("architectures") or [None]
     return ModelFacts(
@@ -95,17 +117,17 @@ def _safetensors_header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         prefix = file.read(8)
         if len(prefix) < 8:
-            raise UsageError(f"models.policy.path: {path} is not a whole safetensors file")
+            raise UsageError(f"{path} is not a whole safetensors file")
         (length,) = struct.unpack("<Q", prefix)
         size = path.stat().st_size
         body = file.read(length) if 8 + length <= size else b""
     try:
         header = json.loads(body)
     except ValueError as error:
-        raise UsageError(f"models.policy.path: {path} is not a whole safetensors file", hint="was the download or the copy cut short?") from error
+        raise UsageError(f"{path} is not a whole safetensors file", hint="was the download or the copy cut short?") from error
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     if ends and 8 + length + max(ends) > size:
-        raise UsageError(f"models.policy.path: {path} is cut short", hint="was the download or the copy interrupted, or is it a Git LFS pointer?")
+        raise UsageError(f"{path} is cut short", hint="was the download or the copy interrupted, or is it a Git LFS pointer?")
     return header
 
 
@@ -126,13 +148,12 @@ def _count(headers: list[dict[str, Any]]) -> tuple[int | None, str | None]:
 
 
 def _estimate(config: dict[str, Any]) -> int | None:
-    """Parameters of a Llama-shaped decoder from its configuration; None if the shape is another one."""
-    try:
-        layers, hidden, vocabulary = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
-        heads = config["num_attention_heads"]
-        inner = config["intermediate_size"]
-    except KeyError:
+    """Parameters of a Llama-shaped decoder from its configuration; None if the shape is another one (experts, widths that differ by layer)."""
+    names = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
+    sizes = [config.get(name) for name in names]
+    if not all(isinstance(size, int) and size > 0 for size in sizes) or any("experts" in name for name in config):
         return None
+    layers, hidden, vocabulary, heads, inner = sizes
     head = config.get("head_dim") or hidden // heads
     keys = config.get("num_key_value_heads") or heads
     attention = hidden * head * (2 * heads + 2 * keys)
@@ -147,8 +168,8 @@ def _from_gguf(path: Path) -> ModelFacts:
         raise MachineError("models.policy.path is a GGUF file, and the package `gguf` is not installed", hint="pip install gguf") from error
     try:
         reader = GGUFReader(path)
-    except (ValueError, OSError) as error:
-        raise UsageError(f"models.policy.path: {path} is not a GGUF file: {error}") from error
+    except (ValueError, IndexError, OSError) as error:
+        raise UsageError(f"{path} is not a whole GGUF file: {error}", hint="was the download or the copy interrupted?") from error
 
     def value(key: str) -> Any:
         field = reader.get_field(key)

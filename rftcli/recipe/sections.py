@@ -107,6 +107,7 @@ class DataSource(Section):
     limit: Count | None = Field(None, description="Only the first so many rows; null takes all.")
     label: Text | None = Field(None, description="Reward entry that scores the rows of this set; null is `default`.")
     system: str | None = Field(None, description="System turn for the message lists of this set that have none.")
+    as_chat: bool = Field(False, description="Whether a text prompt becomes one user message, so that the chat template applies to it.")
     columns: Columns = Field(default_factory=Columns, description="Which column of a row is what.")
     extract_reference: Text | None = Field(
         None, description="Regular expression with one group: the reference is what the group finds first in the column."

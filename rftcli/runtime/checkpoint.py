@@ -7,7 +7,8 @@
         plan.json  recipe.yaml  reward_sources/
         COMMITTED        written last; without it the folder does not exist for anybody
 
-Old checkpoints go only after the new one is committed.
+It is written under another name and renamed when it is whole, so a checkpoint of the same step stays until then. Old checkpoints go only after
+the new one is committed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from typing import Any
 from rftcli.errors import ResumeError, RftError
 from rftcli.plan.plan import Plan, plan_hash, plan_to_json
 from rftcli.protocols import Learner, Stateful, World
-from rftcli.runtime.rundir import RunDir, step_name, write_json, write_text
+from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, step_name, write_json, write_text
 
-COMMITTED = "COMMITTED"
+UNFINISHED = ".writing_"
+"""In front of the name of a checkpoint that is being written, or was when its run was killed."""
+BEFORE = "_before"
+"""Behind the name of one that makes way for the same step of a later attempt."""
 
 
 def save(
@@ -41,44 +45,63 @@ def save(
 ) -> Path:
     """Write the checkpoint of `step`. Collective. Raises RftError on every rank when any rank could not write; older checkpoints are untouched."""
     target = run.checkpoints / step_name(step)
-    failure = _on_rank_zero(world, lambda: _begin(target))
-    _agree(world, failure, target)
+    fresh = target.with_name(UNFINISHED + target.name)
+    failure = _on_rank_zero(world, lambda: _begin(fresh))
+    _agree(world, failure, fresh, target)
     try:
-        learner.save(target / "trainer")
+        learner.save(fresh / "trainer")
         failure = None
     except OSError as error:
         failure = _describe(error)
     except RuntimeError as error:  # torch.save reports a full disk as RuntimeError
-        failure = f"{error}".splitlines()[0]
-    _agree(world, failure, target)
+        failure = str(error).partition("\n")[0] or type(error).__name__
+    _agree(world, failure, fresh, target)
     if plan.checkpoint.save_hf:
-        export(target / "policy")  # collective: gathers sharded weights; rank 0 writes
-    failure = _on_rank_zero(world, lambda: _finish(target, step, plan, registry, run, reward_sources))
-    _agree(world, failure, target)
+        try:
+            export(fresh / "policy")  # collective: gathers sharded weights; rank 0 writes
+        except RftError:  # raised on every rank alike
+            _remove_half(world, fresh)
+            raise
+    failure = _on_rank_zero(world, lambda: _finish(fresh, target, step, plan, registry, run, reward_sources))
+    _agree(world, failure, fresh, target)
     if world.rank == 0:
         prune(run, plan.checkpoint.keep)
     return target
 
 
-def _begin(target: Path) -> None:
-    if target.exists():
-        shutil.rmtree(target)  # a write that was cut short, or the same step of an earlier attempt
-    (target / "trainer").mkdir(parents=True)
+def _begin(fresh: Path) -> None:
+    for left in sorted(fresh.parent.glob(f"{UNFINISHED}*")):
+        named = left.with_name(left.name.removeprefix(UNFINISHED).removesuffix(BEFORE))
+        if (left / COMMITTED).is_file() and not named.exists():
+            left.rename(named)  # whole: the run was killed between two renames
+        else:
+            shutil.rmtree(left)  # a write that was cut short, of any step
+    (fresh / "trainer").mkdir(parents=True)
 
 
-def _finish(target: Path, step: int, plan: Plan, registry: Mapping[str, Stateful], run: RunDir, reward_sources: tuple[Path, ...]) -> None:
+def _finish(
+    fresh: Path, target: Path, step: int, plan: Plan, registry: Mapping[str, Stateful], run: RunDir, reward_sources: tuple[Path, ...]
+) -> None:
     progress = {"step": step, "plan": plan_hash(plan), "ranks": plan.world.ranks, "state": {k: dict(v.state_dict()) for k, v in registry.items()}}
-    write_json(target / "progress.json", progress)
-    write_text(target / "plan.json", plan_to_json(plan))
+    write_json(fresh / "progress.json", progress)
+    write_text(fresh / "plan.json", plan_to_json(plan))
     if run.recipe.is_file():
-        shutil.copyfile(run.recipe, target / "recipe.yaml")
+        shutil.copyfile(run.recipe, fresh / "recipe.yaml")
     if reward_sources:
-        (target / "reward_sources").mkdir()
+        (fresh / "reward_sources").mkdir()
         for source in reward_sources:
-            shutil.copyfile(source, target / "reward_sources" / source.name)
-    _sync_tree(target)
-    write_text(target / COMMITTED, f"{step}\n")
-    _sync_directory(target)
+            shutil.copyfile(source, fresh / "reward_sources" / source.name)
+    _sync_tree(fresh)
+    write_text(fresh / COMMITTED, commit_text(step, run.last_attempt()))
+    _sync_directory(fresh)
+    if target.exists():  # the same step of an earlier attempt
+        before = target.with_name(UNFINISHED + target.name + BEFORE)
+        target.rename(before)
+        fresh.rename(target)
+        shutil.rmtree(before, ignore_errors=True)
+    else:
+        fresh.rename(target)
+    _sync_directory(target.parent)
 
 
 def _on_rank_zero(world: World, action: Callable[[], None]) -> str | None:
@@ -97,13 +120,17 @@ def _describe(error: OSError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _agree(world: World, failure: str | None, target: Path) -> None:
+def _remove_half(world: World, fresh: Path) -> None:
+    if world.rank == 0:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _agree(world: World, failure: str | None, fresh: Path, target: Path) -> None:
     """Raise on every rank alike when any of them failed. The half checkpoint is removed, so that the disk has room for a second try."""
     failures = [(rank, text) for rank, text in enumerate(world.gather(failure)) if text is not None]
     if not failures:
         return
-    if world.rank == 0:
-        shutil.rmtree(target, ignore_errors=True)
+    _remove_half(world, fresh)
     rank, text = failures[0]
     raise RftError(
         f"the checkpoint {target.name} could not be written: rank {rank}: {text}",
@@ -135,7 +162,7 @@ def prune(run: RunDir, keep: int) -> None:
         return
     for old in run.committed_checkpoints()[:-keep]:
         (old / COMMITTED).unlink()
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)  # what cannot be deleted is no reason to end a run
 
 
 def restore(folder: Path, *, learner: Learner, registry: Mapping[str, Stateful]) -> int:

@@ -9,9 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rftcli.errors import RftError
 from rftcli.events import CheckpointSaved, EvalDone, RunStarted, StepDone
 from rftcli.rewards.failures import count_failures
 from rftcli.runtime import checkpoint
+from rftcli.plan.plan import Plan
 from rftcli.runtime.build import Job, reward_sources
 from rftcli.runtime.tell import all_records, step_metrics, write_eval, write_samples
 from rftcli.stages.collect import Collected, collect
@@ -19,6 +21,9 @@ from rftcli.stages.credit import Credited, credit
 from rftcli.stages.evaluate import evaluate
 from rftcli.stages.learn import learn
 from rftcli.types import Update
+
+SAMPLER_GAP = {"float32": 1e-3, "bfloat16": 0.1}
+"""Largest accepted mean difference, in nats a token. Rounding gives about 1e-6 in float32 and 0.01 in bfloat16."""
 
 
 def run(job: Job) -> str | None:
@@ -65,7 +70,18 @@ def step_done(job: Job, step: int, collected: Collected, credited: Credited, upd
     job.emit.state("running", step=step)
     for code, text in job.news(metrics):
         job.emit.warn(code, text)
+    engine_agrees(metrics, job.plan)
     job.errors.add(*count_failures(records))  # raises on every rank alike, with the evidence already on disk
+
+
+def engine_agrees(metrics: Mapping[str, Any], plan: Plan) -> None:
+    """Stop when engine and trainer are two different policies. Raises RftError on every rank alike."""
+    gap, allowed = metrics.get("sampler_logprob_gap"), SAMPLER_GAP[plan.policy.dtype]
+    if gap is not None and not gap["mean"] <= allowed:
+        raise RftError(
+            f"the engine's log-probs differ from the trainer's by {gap['mean']:.3g} nats a token on average (at most {allowed:g} is accepted)",
+            hint="the engine samples from other weights or another distribution than the one that is trained; try models.policy.dtype: float32",
+        )
 
 
 def held_out(job: Job, step: int) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any
 from rftcli.codec import from_data, to_data
 from rftcli.errors import UsageError
 
+COMMITTED = "COMMITTED"
+"""The file that makes a folder a checkpoint; written last."""
 HEARTBEAT_SECONDS = 5.0
 DEAD_AFTER_SECONDS = 60.0
 """A run that says `running` and has not beaten for this long is dead."""
@@ -64,8 +67,11 @@ class RunDir:
                 f"{self.path} is in use and is never overwritten",
                 hint=f"`rft resume {self.path}` goes on with it; another --run-dir starts anew; or delete it yourself",
             )
-        for folder in (self.path, self.samples, self.evals, self.checkpoints):
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for folder in (self.path, self.samples, self.evals, self.checkpoints):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be made: {error.strerror}", hint="give another --run-dir") from error
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self, number)
@@ -89,10 +95,31 @@ class RunDir:
         write_json(self.state_file, to_data(state))
 
     def committed_checkpoints(self) -> list[Path]:
-        """Whole checkpoints, oldest step first. One without COMMITTED does not exist."""
-        if not self.checkpoints.is_dir():
-            return []
-        return sorted(item for item in self.checkpoints.iterdir() if item.name.startswith("step_") and (item / "COMMITTED").is_file())
+        """Whole checkpoints, the newest last. One without COMMITTED does not exist.
+
+        One of a later attempt is newer whatever its step: a run that went back to step 10 does not go on from the step 30 it had reached before.
+        """
+        folders = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
+        dated = [(age, folder) for folder in folders if (age := _commitment(folder)) is not None]
+        return [folder for _, folder in sorted(dated)]
+
+
+def commit_text(step: int, attempt: int) -> str:
+    """What COMMITTED holds."""
+    return f"step {step} attempt {attempt}\n"
+
+
+def _commitment(folder: Path) -> tuple[int, int] | None:
+    """(attempt, step) of a whole checkpoint; None for anything else. The attempt is 0 where COMMITTED does not say it."""
+    name = _STEP.fullmatch(folder.name)
+    if name is None:
+        return None
+    try:
+        text = (folder / COMMITTED).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    attempt = re.search(r"attempt (\d+)", text)
+    return (int(attempt[1]) if attempt else 0), int(name[1])
 
 
 class AttemptDir:
@@ -148,5 +175,15 @@ def write_text(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
+_STEP = re.compile(r"step_(\d{6,})")
+
+
 def step_name(step: int) -> str:
     return f"step_{step:06d}"
+
+
+def step_number(folder: Path) -> int:
+    """The step of a folder that `step_name` named."""
+    found = _STEP.fullmatch(folder.name)
+    assert found is not None, folder
+    return int(found[1])

@@ -18,13 +18,14 @@ from typing import Any
 from rftcli import __version__
 from rftcli.errors import ResumeError, UsageError
 from rftcli.plan.plan import Plan, plan_from_json, plan_hash, plan_to_json
+from rftcli.probe.data import DataFacts
 from rftcli.protocols import Observer
 from rftcli.recipe.schema import resolved_yaml
 from rftcli.runtime import prepare
 from rftcli.runtime.checkpoint import read_progress
 from rftcli.runtime.launch import Outcome, launch
 from rftcli.runtime.prepare import Prepared
-from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json, write_text
+from rftcli.runtime.rundir import COMMITTED, AttemptDir, RunDir, step_name, step_number, write_json, write_text
 from rftcli.runtime.verdict import process_start
 
 PACKAGES = ("torch", "transformers", "deepspeed", "pydantic", "safetensors", "tokenizers", "numpy")
@@ -70,7 +71,7 @@ def resumption(run: RunDir, *, step: int | None) -> Resumption:
     if state is None:
         raise ResumeError(f"{run.path} is not a run directory (no state.json)", hint="`rft train RECIPE --run-dir ...` starts a run")
     last = run.last_attempt()
-    if state.status == "running" and not state.looks_dead and _alive(run.attempt(last)):
+    if _alive(run.attempt(last)):  # whatever state.json says: two attempts at once would write over each other
         raise ResumeError(f"{run.path} is running (attempt {last}, step {state.step})", hint=f"`rft status {run.path}`; stop it first")
     plan = _saved_plan(run.attempt(last).plan if last else run.plan)
     folder = _checkpoint(run, step)
@@ -81,9 +82,9 @@ def resumption(run: RunDir, *, step: int | None) -> Resumption:
         raise ResumeError(f"{folder.name} was written by {progress['ranks']} ranks, the plan has {plan.world.ranks}")
     at = int(progress["step"])
     if at >= plan.steps:
-        return Resumption(
-            plan=plan, step=at, checkpoint=folder, text=f"{run.path}: step {at} of {plan.steps} is done, nothing is left to train", nothing_to_do=True
-        )
+        done = state.status == "done"  # else the run ended between its last checkpoint and the export to final/
+        text = f"{run.path}: step {at} of {plan.steps} is done, nothing is left {'to train' if done else 'but to write final/'}"
+        return Resumption(plan=plan, step=at, checkpoint=folder, text=text, nothing_to_do=done)
     return Resumption(plan=plan, step=at, checkpoint=folder, text=f"{run.path}: going on after step {at} of {plan.steps} (attempt {last + 1})")
 
 
@@ -100,7 +101,7 @@ def _checkpoint(run: RunDir, step: int | None) -> Path | None:
         return whole[-1] if whole else None
     folder = run.checkpoints / step_name(step)
     if folder not in whole:
-        there = ", ".join(str(int(item.name.removeprefix("step_"))) for item in whole) or "none"
+        there = ", ".join(str(step) for step in sorted(map(step_number, whole))) or "none"
         raise ResumeError(f"there is no whole checkpoint of step {step}", hint=f"whole checkpoints: {there}")
     return folder
 
@@ -137,7 +138,7 @@ def evaluation(target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks
         if sets:
             raise UsageError("--set changes a recipe; a checkpoint is evaluated by its own plan")
         plan = _saved_plan(folder / "plan.json")
-        machine = prepare._machine(ranks, gpus)
+        machine = prepare.machine_at_hand(ranks, gpus)
         plan = replace(plan, world=_world_here(plan, machine, ranks, gpus))
         step, what, prepared = int(read_progress(folder)["step"]), str(folder), None
     else:
@@ -164,9 +165,9 @@ def _world_here(plan: Plan, machine: Any, ranks: int | None, gpus: int | None) -
 
 def _checkpoint_of(target: Path) -> Path:
     """The checkpoint folder meant by a checkpoint, its policy/ folder, or a run directory."""
-    if (target / "COMMITTED").is_file():
+    if (target / COMMITTED).is_file():
         return target.absolute()
-    if target.name == "policy" and (target.parent / "COMMITTED").is_file():
+    if target.name == "policy" and (target.parent / COMMITTED).is_file():
         return target.parent.absolute()
     whole = RunDir(target).committed_checkpoints()
     if whole:
@@ -198,10 +199,14 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
         "machine": {"host": platform.node(), "platform": platform.platform(), **to_data(prepared.machine)},
         "seed": plan.seed,
         "plan": plan_hash(plan),
-        "data": {} if prepared.data is None else {one.name: {"rows": one.rows, "fingerprint": one.fingerprint} for one in prepared.data.sets},
+        "data": {} if prepared.data is None else {"train": _fingerprints(prepared.data.train), "eval": _fingerprints(prepared.data.eval)},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "user_rewards": sorted({part.target for parts in plan.rewards.labels.values() for part in parts if part.kind == "python"}),
     }
+
+
+def _fingerprints(facts: DataFacts) -> dict[str, Any]:
+    return {one.name: {"rows": one.rows, "fingerprint": one.fingerprint} for one in facts.sets}
 
 
 def _version(name: str) -> str | None:

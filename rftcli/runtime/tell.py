@@ -37,6 +37,7 @@ def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, 
     if credited.advantages:
         moments = Moments.of(credited.advantages.values())
         metrics["advantage_mean"], metrics["advantage_std"] = moments.mean, moments.sample_std
+        metrics["advantage_max"] = max(map(abs, credited.advantages.values()))
     metrics.update(update_metrics(updates))
     job.totals.tokens += metrics["tokens"]
     metrics["tokens_total"] = job.totals.tokens

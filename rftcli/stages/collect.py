@@ -7,7 +7,7 @@ about models.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rftcli.algo import batchmath
 from rftcli.errors import RftError
@@ -59,13 +59,14 @@ def collect(
     samples = tuple(range(batch.samples_per_prompt))
     requests = [Request(prompt=prompt, samples=samples) for prompt in prompts.values()]
 
+    settings = replace(settings_of(plan.rollout, plan.seed), logprobs=plan.probes(step))
     start = clock()
     generated_at = start
 
     def generate() -> Iterator[Completion]:
         nonlocal generated_at
         total = len(requests) * len(samples)
-        for done, completion in enumerate(sampler.generate(requests, settings_of(plan.rollout, plan.seed)), start=1):
+        for done, completion in enumerate(sampler.generate(requests, settings), start=1):
             tick("rollout", done, total)
             yield completion
         generated_at = clock()

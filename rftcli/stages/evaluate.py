@@ -5,6 +5,7 @@ Draws of an evaluation are row numbers under a key of their own, so the same wei
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -96,8 +97,9 @@ def summarise(records: Sequence[SampleRecord], rewards: RewardPlan, samples: int
 
 
 def _interval(values: Sequence[float]) -> dict[str, float]:
+    """The mean, with its interval where there is one: a single prompt has no spread."""
     mean, low, high = stats.mean_interval(values)
-    return {"value": mean, "low": low, "high": high}
+    return {"value": mean} if math.isnan(low) else {"value": mean, "low": low, "high": high}
 
 
 def _full_mark(rewards: RewardPlan, label: str) -> float | None:

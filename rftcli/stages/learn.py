@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from rftcli.algo.kl import KLS
+from rftcli.algo.kl import KLS, log_ratio
 from rftcli.algo.losses import LOSSES
 from rftcli.algo.reduce import token_weights
 from rftcli.plan.plan import LossPlan, Plan
@@ -41,7 +41,7 @@ def policy_loss(plan: LossPlan, max_new_tokens: int) -> LossFunction:
         )
         policy = (weights * terms.loss).sum()
         total = policy
-        difference = new.detach() - old
+        difference = log_ratio(new.detach(), old)
         sums = {
             "policy_loss": policy.detach(),
             "entropy": entropy.sum(),
@@ -118,5 +118,6 @@ def _metrics(totals: Mapping[str, float], peaks: Mapping[str, float], seen: set[
     metrics |= {name: peaks[name] for name in MAXIMA if name in seen}
     if "ratio" in seen:
         mean = totals["ratio"] / tokens
-        metrics["ratio_std"] = max(0.0, totals["ratio_squared"] / tokens - mean * mean) ** 0.5
+        variance = totals["ratio_squared"] / tokens - mean * mean
+        metrics["ratio_std"] = max(variance, 0.0) ** 0.5  # in this order: what is not a number stays so
     return metrics

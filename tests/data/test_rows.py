@@ -225,3 +225,12 @@ def test_spec_goes_through_json() -> None:
 def test_spec_refuses_what_cannot_be_meant(changes: dict) -> None:
     with pytest.raises(UsageError, match="data set `g`"):
         DataSpec(name="g", **changes)
+
+
+def test_as_chat_makes_a_text_prompt_one_user_message(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2?"}\n{"prompt": [{"role": "user", "content": "3+3?"}]}\n')
+    rows = read_rows(DataSpec(name="set", path="rows.jsonl", as_chat=True, system="Be brief."), [tmp_path])
+    system = {"role": "system", "content": "Be brief."}
+    assert [row.prompt for row in rows] == [(system, {"role": "user", "content": "2+2?"}), (system, {"role": "user", "content": "3+3?"})]
+    (plain, _) = read_rows(DataSpec(name="set", path="rows.jsonl"), [tmp_path])
+    assert plain.prompt == "2+2?"

@@ -45,6 +45,7 @@ data:
       path: a.jsonl
       weight: 0.7
       limit: 100
+      as_chat: false
       label: math
       system: count
       columns:

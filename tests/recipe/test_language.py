@@ -108,7 +108,16 @@ profile: {steps: [], tool: torch}
 """
 """Every key of the language. Values are defaults, except in the sections of `EXAMPLES`."""
 EXAMPLES = ("extends", "models.policy.path", "data.train[].", "data.eval.NAME.", "rewards.LABEL.")
-ADDED = {"data.train[].python", "data.train[].options", "data.eval.NAME.python", "data.eval.NAME.options", "batch.layout", "rollout.hf.batch_rows"}
+ADDED = {
+    "data.train[].python",
+    "data.train[].options",
+    "data.eval.NAME.python",
+    "data.eval.NAME.options",
+    "data.train[].as_chat",
+    "data.eval.NAME.as_chat",
+    "batch.layout",
+    "rollout.hf.batch_rows",
+}
 """Keys that this package adds to the language."""
 
 

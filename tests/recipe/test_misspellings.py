@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from rftcli.recipe.kinds import fields_of, key_table, keys, pattern_of
+from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import load_text
 from rftcli.recipe.names import closest, did_you_mean, similarity, suggest_key
 from rftcli.recipe.not_yet import key_reason
@@ -76,6 +78,26 @@ def test_every_key_misspelt(full: str, problems_of: Problems) -> None:
             assert problem.label is not None and f"`{word}`" in problem.label, (path, wrong, problem.label)
             assert word in problem.allowed
     assert len(seen) > 100
+
+
+@pytest.mark.parametrize("recipe", sorted(shipped_recipes().glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_key_of_the_shipped_recipes_misspelt(recipe: Path, problems_of: Problems) -> None:
+    text = recipe.read_text()
+    root = compose(Source(recipe.name, text, "/"), [])
+    assert root is not None
+    lines = text.split("\n")
+    places = {(place.line, place.column): (path, place) for path, place in written_keys(root)}  # an alias repeats its anchor's places
+    for path, place in places.values():
+        word = str(path[-1])
+        for wrong in misspellings(path):
+            line = lines[place.line - 1]
+            changed = line[: place.column - 1] + wrong + line[place.column - 1 + len(word) :]
+            found = problems_of("\n".join([*lines[: place.line - 1], changed, *lines[place.line :]]))
+            hits = [item for item in found if item.message == f"unknown key `{wrong}`"]
+            assert hits, (path, wrong, found)
+            assert all(item.place is not None and (item.place.line, item.place.column) == (place.line, place.column) for item in hits)
+            assert all(item.label is not None and f"`{word}`" in item.label for item in hits), (path, wrong, hits)
+    assert len(places) >= 20
 
 
 @pytest.mark.parametrize(

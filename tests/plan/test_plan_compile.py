@@ -1,0 +1,296 @@
+"""Recipe and facts to a plan: every number that is derived, every decision with its reason, and nothing of the recipe left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rftcli.data.spec import Columns
+from rftcli.errors import EXIT_USAGE
+from rftcli.plan.compile import ROW_MULTIPLE, TOKENS_PER_MICRO_BATCH, CompileError, compile_plan
+from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
+from rftcli.plan.plan import Plan, plan_to_json
+from rftcli.recipe.kinds import keys
+from rftcli.recipe.load import load_text
+
+Compiled = Callable[..., Plan]
+
+
+def problems_of(compiled: Compiled, *sets: str, **arguments: object) -> dict[str, str]:
+    with pytest.raises(CompileError) as caught:
+        compiled(*sets, **arguments)
+    assert caught.value.exit_code == EXIT_USAGE
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+def test_the_machine_decides_device_and_number_type(compiled: Compiled, gpus: MachineFacts) -> None:
+    on_cpu, on_gpus = compiled(ranks=2), compiled(ranks=8, machine=gpus)
+    assert (on_cpu.world.device, on_cpu.world.backend, on_cpu.world.threads_per_rank, on_cpu.policy.dtype) == ("cpu", "gloo", 4, "float32")
+    assert (on_gpus.world.device, on_gpus.world.backend, on_gpus.world.threads_per_rank, on_gpus.policy.dtype) == ("cuda", "nccl", 8, "bfloat16")
+    assert compiled(ranks=16).world.threads_per_rank == 1  # more ranks than cores
+    assert compiled("models.policy.dtype=bfloat16").policy.dtype == "bfloat16"
+    assert compiled("models.policy.dtype=float32", machine=gpus).policy.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "on_gpu", "asked", "expected"),
+    [(2_000_000_000, True, "auto", True), (1_999_999_999, True, "auto", False), (None, True, "auto", False), (7_000_000_000, False, "auto", False),
+     (1, False, "true", True), (7_000_000_000, True, "false", False)],
+)  # fmt: skip
+def test_gradient_checkpointing(
+    compiled: Compiled, cpu: MachineFacts, gpus: MachineFacts, parameters: int | None, on_gpu: bool, asked: str, expected: bool
+) -> None:
+    plan = compiled(f"models.policy.gradient_checkpointing={asked}", machine=gpus if on_gpu else cpu, parameters=parameters)
+    assert plan.policy.gradient_checkpointing is expected
+
+
+def test_the_same_inputs_give_the_same_plan(compiled: Compiled) -> None:
+    assert compiled("seed=3") == compiled("seed=3") != compiled("seed=4")
+
+
+def test_micro_batches_in_numbers(compiled: Compiled) -> None:
+    # 64 prompts x 8 = 512 rows of up to 2048 positions: 8192 // 2048 = 4 rows a micro-batch
+    assert compiled().batch.micro_batch_size == 4
+    # 24 + 24 positions: up to 170 rows; 512 rows in 4 micro-batches of 128
+    short = ("rollout.max_prompt_tokens=24", "rollout.max_new_tokens=24")
+    assert compiled(*short).batch.micro_batch_size == 128
+    assert compiled(*short, ranks=64).batch.micro_batch_size == 8  # one group a rank
+    assert compiled("rollout.max_prompt_tokens=9000").batch.micro_batch_size == 1  # even one row is more than the budget
+    assert compiled("batch.micro_batch_size=7").batch.micro_batch_size == 7
+    assert compiled("batch.micro_batch_size=10000", ranks=4).batch.micro_batch_size == 128  # a rank has no more rows
+    text = compiled("batch={prompts_per_step: 32, updates_per_step: 2, micro_batch_size: 24}", ranks=2).batch.equation
+    assert text == "32 prompts x 8 samples = 256 completions a step = 2 updates x 2 ranks x 64 rows (micro-batches of 24: 24 + 24 + 16)"
+
+
+@settings(max_examples=50, deadline=None)
+@given(groups=st.integers(1, 20), samples=st.integers(2, 16), positions=st.integers(2, 9000))
+def test_automatic_micro_batches_are_as_few_as_fit_and_as_even_as_one_size_allows(groups: int, samples: int, positions: int) -> None:
+    recipe = load_text(
+        "models: {policy: {path: org/m}}\ndata: {train: {path: t.jsonl}}\nrewards: {default: [{rule: exact}]}\ntrain: {steps: 1}\n"
+        f"rollout: {{samples_per_prompt: {samples}, max_prompt_tokens: 1, max_new_tokens: {positions - 1}}}\nbatch: {{prompts_per_step: {groups}}}",
+        env={},
+    ).recipe
+    facts = Facts(machine=MachineFacts(cores=1, memory_gib=1.0), model=ModelFacts(path="m"), ranks=1)
+    micro = compile_plan(recipe, facts, name="n", search_path="/", policy_path="m").batch.micro_batch_size
+    rows, most = groups * samples, max(1, TOKENS_PER_MICRO_BATCH["cpu"] // positions)
+    assert 1 <= micro <= most
+    assert math.ceil(rows / micro) == math.ceil(rows / most)  # no more passes than the budget asks for
+    assert micro == 1 or math.ceil(rows / (micro - 1)) > math.ceil(rows / micro)  # a smaller size would need more
+
+
+@pytest.mark.parametrize(
+    ("passes", "rows", "prompts", "steps"), [("1", 100, 10, 10), ("1", 101, 10, 11), ("0.07", 100, 1, 7), ("2.5", 10, 10, 3), ("0.001", 10, 64, 1)]
+)
+def test_passes_over_the_data_in_steps(compiled: Compiled, passes: str, rows: int, prompts: int, steps: int) -> None:
+    sets = (f"train={{steps: null, data_passes: {passes}}}", f"batch.prompts_per_step={prompts}")
+    assert compiled(*sets, train_rows=rows).steps == steps
+
+
+def test_schedules_count_updates(compiled: Compiled) -> None:
+    several = ("batch.updates_per_step=2", "batch.epochs=3")
+    plan = compiled(*several, "train.optimizer.warmup_steps=4")
+    assert plan.batch.optimizer_updates_per_step == 6
+    assert (plan.learner.warmup_updates, plan.learner.schedule_updates) == (24, 60)
+    longer = compiled(*several, "train.optimizer.schedule_steps=10", "train.steps=25")
+    assert longer.learner.schedule_updates == 60 and longer.steps == 25  # the horizon stays when a run is made longer
+
+
+@pytest.mark.parametrize(
+    ("sets", "reason"),
+    [
+        ((), None),
+        (("batch.updates_per_step=2",), "several updates use one rollout"),
+        (("batch.epochs=2",), "several updates use one rollout"),
+        (("models.policy.dropout=0.1",), "dropout changes the log-probs of the update's own forward pass"),
+    ],
+)
+def test_old_log_probs_are_computed_apart_only_with_a_reason(compiled: Compiled, sets: tuple[str, ...], reason: str | None) -> None:
+    assert compiled(*sets).batch.needs_prepass == reason
+
+
+def test_a_reference_only_where_something_needs_it(compiled: Compiled) -> None:
+    assert compiled().reference is None
+    unused = compiled("models.reference.from=org/other", reference_path="/models/other")
+    assert unused.reference is None and any("models.reference is not loaded" in note for note in unused.notes)
+    same = compiled("algorithm.kl.coefficient=0.1", parameters=5)
+    assert same.reference == same.policy and same.policy.parameters == 5
+    other = compiled("algorithm.kl.coefficient=0.1", "models.reference.from=org/other", reference_path="/models/other", parameters=5)
+    assert other.reference is not None and other.policy.path == "/models/policy"
+    assert (other.reference.path, other.reference.given, other.reference.parameters) == ("/models/other", "org/other", None)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "samples", "rows"),
+    [(64, 8, 64), (32, 8, 64), (8, 8, 32), (2, 8, 8), (1, 8, 8), (4, 3, 8), (64, 100, 104), (1, 2, 8), (64, 6, 64)],
+)
+def test_rows_of_a_decode_pass(compiled: Compiled, prompts: int, samples: int, rows: int) -> None:
+    """At most half a step, whole groups, at most 64 rows unless one group is larger, a multiple of eight; the same for any number of ranks."""
+    sets = (f"batch.prompts_per_step={prompts}", f"rollout.samples_per_prompt={samples}")
+    found = {compiled(*sets, ranks=ranks).rollout.batch_rows for ranks in (1, 2, 4) if prompts % ranks == 0}
+    assert found == {rows} and rows % ROW_MULTIPLE == 0
+
+
+def test_an_engine_shares_weights_unless_they_are_sharded(compiled: Compiled) -> None:
+    shares = [compiled(f"train.deepspeed.zero_stage={stage}", ranks=2).rollout.shares_weights for stage in range(4)]
+    assert shares == [True, True, True, False]
+
+
+def test_no_clipping(compiled: Compiled) -> None:
+    assert compiled().learner.max_grad_norm == 1.0 and compiled().learner.deepspeed["gradient_clipping"] == 1.0
+    off = compiled("train.max_grad_norm=null").learner
+    assert off.max_grad_norm is None and off.deepspeed["gradient_clipping"] == 0.0
+
+
+def test_a_batch_that_does_not_divide(compiled: Compiled) -> None:
+    """500 prompts on 6 ranks: the rule and the nearest values that fit."""
+    found = problems_of(compiled, "batch.prompts_per_step=500", ranks=6)
+    message = found["batch.prompts_per_step"]
+    assert "updates_per_step x ranks (1 x 6 = 6)" in message and "prompts_per_step 498 or 504" in message and "ranks 5 or 10" in message
+
+
+@pytest.mark.parametrize(
+    ("sets", "paths"),
+    [
+        (("rollout.max_new_tokens=1025",), {"rollout.max_new_tokens"}),
+        (("rollout.max_new_tokens=1024",), set()),
+        (("eval.max_new_tokens=1025", "data.eval.test={path: t.jsonl}"), {"eval.max_new_tokens"}),
+        (("eval.max_new_tokens=1025",), set()),  # nothing is evaluated
+        (("rollout.max_new_tokens=2000", "data.eval.test={path: t.jsonl}"), {"rollout.max_new_tokens"}),
+    ],
+)
+def test_lengths_beyond_the_model(compiled: Compiled, sets: tuple[str, ...], paths: set[str]) -> None:
+    if not paths:
+        compiled(*sets, max_positions=2048)
+        return
+    found = problems_of(compiled, *sets, max_positions=2048)
+    assert set(found) == paths and all("the model has 2048" in message for message in found.values())
+    compiled(*sets, max_positions=None)  # the model's files do not say
+
+
+def test_all_problems_at_once(compiled: Compiled) -> None:
+    found = problems_of(compiled, "batch.prompts_per_step=3", "train={steps: null, data_passes: 1}", ranks=2, max_positions=100, train_rows=None)
+    assert set(found) == {"batch.prompts_per_step", "rollout.max_new_tokens", "train.data_passes"}
+
+
+def test_data_sets(compiled: Compiled) -> None:
+    plan = compiled(
+        "data.train=[{path: /a.jsonl}, {name: own, path: /b.jsonl, weight: 0.5}, {python: 'm:rows', options: {n: 1}}]",
+        "data.eval={held_out: {path: /c.jsonl, samples_per_prompt: 4, columns: {prompt: question, reference: answer}}}",
+        "eval.temperature=1",
+    )
+    assert [(spec.name, spec.path, spec.python, spec.weight) for spec in plan.data.train] == [
+        ("train", "/a.jsonl", None, 1.0), ("own", "/b.jsonl", None, 0.5), ("train2", None, "m:rows", 1.0),
+    ]  # fmt: skip
+    (held_out,) = plan.data.eval
+    assert (held_out.name, held_out.samples_per_prompt, held_out.columns) == ("held_out", 4, Columns(prompt="question", reference="answer"))
+
+
+def test_names_of_reward_parts(compiled: Compiled) -> None:
+    parts = compiled("rewards.default=[{rule: exact}, {python: 'pkg.mod:fn'}, {rule: length, name: short, weight: -0.5}]").rewards.labels["default"]
+    assert [(part.name, part.kind, part.target, part.weight) for part in parts] == [
+        ("exact", "rule", "exact", 1.0), ("fn", "python", "pkg.mod:fn", 1.0), ("short", "rule", "length", -0.5),
+    ]  # fmt: skip
+
+
+def test_options_of_an_estimator_that_has_none(compiled: Compiled) -> None:
+    assert compiled().advantage.options == {"normalise_std": True, "std": "group"}
+    assert compiled("algorithm.advantage.kind=rloo").advantage.options == {}
+
+
+@pytest.mark.parametrize(("written", "planned"), [("null", None), ("false", None), ("true", "tensorboard"), ("logs/tb", "logs/tb")])
+def test_tensorboard(compiled: Compiled, written: str, planned: str | None) -> None:
+    assert compiled(f"track.tensorboard={written}").track.tensorboard == planned
+
+
+def test_when_to_save_and_evaluate(compiled: Compiled) -> None:
+    plan = compiled("checkpoint.every=4", "eval.every=3", "data.eval.test={path: /t.jsonl}")
+    assert [step for step in range(1, 11) if plan.saves(step)] == [4, 8, 10]
+    assert [step for step in range(1, 11) if plan.evaluates(step)] == [3, 6, 9, 10]
+    bare = compiled()
+    assert [step for step in range(1, 11) if bare.saves(step)] == [10]
+    assert not any(bare.evaluates(step) for step in range(1, 11))  # nothing to evaluate on
+    no_end = compiled("eval.at_end=false", "data.eval.test={path: /t.jsonl}")
+    assert not any(no_end.evaluates(step) for step in range(1, 11))
+
+
+BASE = (
+    "data.eval.test={path: /t.jsonl}",
+    "data.train=[{python: 'a:b', options: {n: 1}}]",
+    "rewards.default=[{rule: exact}]",
+    "algorithm.kl.coefficient=0.1",
+    "track.wandb={}",
+)
+OTHER: dict[str, str] = {
+    "name": "x", "seed": "1",
+    "models.policy.path": "org/other", "models.policy.trust_remote_code": "true", "models.policy.dtype": "bfloat16",
+    "models.policy.attention": "eager", "models.policy.dropout": "0.1", "models.policy.gradient_checkpointing": "true",
+    "models.policy.options": "{a: 1}", "models.policy.chat.template": "'{{ x }}'", "models.policy.chat.options": "{a: 1}",
+    "models.policy.chat.system": "s", "models.policy.chat.prefill": "p", "models.policy.chat.score_prefill": "false",
+    "models.reference.from": "org/ref",
+    "data.train[].path": "/u.jsonl", "data.train[].python": "'a:c'", "data.train[].options": "{n: 2}", "data.train[].limit": "3",
+    "data.train[].label": "default", "data.train[].system": "s", "data.train[].columns.prompt": "q", "data.train[].columns.reference": "r",
+    "data.train[].columns.label": "l", "data.train[].columns.id": "i", "data.train[].extract_reference": "'(.)'",
+    "data.train[].name": "own", "data.train[].weight": "2",
+    "data.eval.NAME.path": "/u.jsonl", "data.eval.NAME.python": "'a:c'", "data.eval.NAME.options": "{n: 2}", "data.eval.NAME.limit": "3",
+    "data.eval.NAME.label": "default", "data.eval.NAME.system": "s", "data.eval.NAME.columns.prompt": "q",
+    "data.eval.NAME.columns.reference": "r", "data.eval.NAME.columns.label": "l", "data.eval.NAME.columns.id": "i",
+    "data.eval.NAME.extract_reference": "'(.)'", "data.eval.NAME.samples_per_prompt": "2",
+    "data.shuffle": "false", "data.overlong_prompt": "drop",
+    "rollout.engine": "fake", "rollout.samples_per_prompt": "4", "rollout.max_prompt_tokens": "99", "rollout.max_new_tokens": "99",
+    "rollout.min_new_tokens": "2", "rollout.temperature": "0.9", "rollout.top_p": "0.9", "rollout.top_k": "9", "rollout.min_p": "0.1",
+    "rollout.stop": "[a]", "rollout.stop_token_ids": "[1]", "rollout.ignore_eos": "true", "rollout.hf.batch_rows": "8",
+    "rewards.LABEL.parts[].rule": "length", "rewards.LABEL.parts[].python": "'a:b'", "rewards.LABEL.parts[].name": "n",
+    "rewards.LABEL.parts[].weight": "2", "rewards.LABEL.parts[].options": "{strip: false}", "rewards.LABEL.parts[].on_error": "stop",
+    "rewards.LABEL.parts[].text": "keep_special",
+    "reward_shaping.max_error_rate": "0.5",
+    "algorithm.advantage.kind": "rloo", "algorithm.advantage.normalise_std": "false", "algorithm.advantage.std": "batch",
+    "algorithm.loss.clip_low": "0.1", "algorithm.loss.clip_high": "0.3", "algorithm.loss.dual_clip": "3",
+    "algorithm.loss.aggregate": "sequence_mean", "algorithm.kl.coefficient": "0.2", "algorithm.kl.estimator": "k2",
+    "batch.prompts_per_step": "32", "batch.updates_per_step": "2", "batch.epochs": "2", "batch.micro_batch_size": "3", "batch.layout": "packed",
+    "train.steps": "11", "train.data_passes": "5", "train.max_grad_norm": "0.5",
+    "train.optimizer.lr": "1e-5", "train.optimizer.betas": "[0.8, 0.9]", "train.optimizer.eps": "1e-7", "train.optimizer.weight_decay": "0.1",
+    "train.optimizer.schedule": "cosine", "train.optimizer.warmup_steps": "3", "train.optimizer.min_lr": "1e-9",
+    "train.optimizer.schedule_steps": "20", "train.deepspeed.zero_stage": "2", "train.nonfinite.skip_at_most": "1",
+    "eval.before_training": "false", "eval.every": "2", "eval.at_end": "false", "eval.temperature": "0.5", "eval.max_new_tokens": "7",
+    "eval.pass_k": "[]",
+    "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
+    "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",
+    "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
+}  # fmt: skip
+"""Every key of the language that has more than one value, with another value than BASE or the default has."""
+SETUP: dict[str, tuple[str, ...]] = {
+    "data.train[].path": ("data.train=[{path: /a.jsonl}]",),
+    "data.eval.NAME.options": ("data.eval.test={path: null, python: 'a:b', options: {n: 1}}",),
+    "data.eval.NAME.samples_per_prompt": ("eval.temperature=1",),
+    "train.optimizer.min_lr": ("train.optimizer.schedule=linear",),
+}
+"""What has to stand in the recipe for the key to be allowed."""
+INSTEAD_OF: dict[str, str] = {
+    "data.eval.NAME.python": "data.eval.test.path=null",
+    "rewards.LABEL.parts[].python": "rewards.default[0].rule=null",
+    "train.data_passes": "train.steps=null",
+}
+"""What the key takes the place of."""
+ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "algorithm.kl.place", "train.optimizer.kind"}
+"""Keys with a single value so far."""
+MERGED = {"extends"}
+
+
+def test_the_table_knows_every_key() -> None:
+    leaves = {key.pattern for key in keys() if key.kind.section is None and (key.kind.items or key.kind.values or key.kind).section is None}
+    assert leaves == set(OTHER) | ONE_VALUE | MERGED
+
+
+@pytest.mark.parametrize("pattern", sorted(OTHER))
+def test_no_key_is_ignored(compiled: Compiled, pattern: str) -> None:
+    """Another value of any key gives another plan: nothing that a person writes is dropped on the way."""
+    path = pattern.replace("data.train[]", "data.train[0]").replace("eval.NAME", "eval.test").replace("rewards.LABEL.parts[]", "rewards.default[0]")
+    setup = (*BASE, *SETUP.get(pattern, ()))
+    instead = (INSTEAD_OF[pattern],) if pattern in INSTEAD_OF else ()
+    before = compiled(*setup)
+    after = compiled(*setup, *instead, f"{path}={OTHER[pattern]}", reference_path="/ref" if pattern == "models.reference.from" else None)
+    assert plan_to_json(before) != plan_to_json(after)

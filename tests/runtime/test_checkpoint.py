@@ -1,0 +1,415 @@
+"""Checkpoints: whole or not at all, older ones untouched, on a full disk and after kills, for one rank and for several."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rftcli.errors import ResumeError, RftError
+from rftcli.plan.compile import compile_plan
+from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
+from rftcli.plan.plan import Plan, plan_from_json, plan_hash
+from rftcli.protocols import StepOutcome, Weights
+from rftcli.recipe.load import load_text
+from rftcli.runtime.checkpoint import UNFINISHED, prune, read_progress, restore, save
+from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, step_name
+from rftcli.runtime.world import SoloWorld
+
+MINIMAL = """\
+models: {policy: {path: org/model}}
+data: {train: {path: train.jsonl}}
+rewards: {default: [{rule: exact}]}
+train: {steps: 10}
+"""
+
+
+class Weight:
+    """A learner of one vector: a Learner as far as a checkpoint is concerned, and a Stateful."""
+
+    lr = 0.1
+
+    def __init__(self, world: Any, value: float, numbers: int = 4, write: Callable[[Path, torch.Tensor], None] | None = None) -> None:
+        self.version = 0
+        self.value = torch.full((numbers,), value)
+        self._world = world
+        self._write = write or (lambda path, value: torch.save(value, path))
+
+    def backward(self, batch: Any, loss: Any, last: bool) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    def step(self) -> StepOutcome:
+        self.version += 1
+        self.value = self.value + 1.0
+        return StepOutcome(applied=True, grad_norm=1.0, lr=self.lr)
+
+    def weights(self, of: str = "live") -> Weights:
+        yield "value", self.value
+
+    def save(self, directory: Path) -> None:
+        self._write(directory / f"rank_{self._world.rank}.pt", self.value)
+
+    def load(self, directory: Path) -> None:
+        self.value = torch.load(directory / f"rank_{self._world.rank}.pt")
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"version": self.version}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.version = int(state["version"])
+
+
+class Position:
+    """Something small that remembers."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class ThreadWorld:
+    """One rank of a `World` whose ranks are threads."""
+
+    def __init__(self, rank: int, shared: SimpleNamespace) -> None:
+        self.rank = rank
+        self.size: int = shared.barrier.parties
+        self._shared = shared
+
+    def gather(self, value: Any) -> list[Any]:
+        self._shared.values[self.rank] = value
+        self._shared.barrier.wait()
+        values = list(self._shared.values)
+        self._shared.barrier.wait()
+        return values
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        return [float(max(column)) for column in zip(*self.gather(list(values)), strict=True)]
+
+    def barrier(self, name: str) -> None:
+        self._shared.barrier.wait()
+
+
+def on_ranks(size: int, work: Callable[[ThreadWorld], None]) -> list[BaseException | None]:
+    """How `work` ended on each of `size` ranks."""
+    shared = SimpleNamespace(barrier=threading.Barrier(size, timeout=20), values=[None] * size)
+    ends: list[BaseException | None] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            work(ThreadWorld(rank, shared))
+        except BaseException as error:
+            ends[rank] = error
+            if not isinstance(error, RftError):
+                shared.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ends
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond `size_bytes`: writes fail with EFBIG, as on a disk that is too small for the file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def to_a_full_disk(path: Path, value: torch.Tensor) -> None:
+    """A few numbers fit; then the device is full, in earnest."""
+    path.write_bytes(value[:100].numpy().tobytes())
+    rest = path.with_suffix(".rest")
+    rest.symlink_to("/dev/full")
+    with rest.open("wb") as file:
+        file.write(value.numpy().tobytes())
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    facts = Facts(machine=MachineFacts(cores=1, memory_gib=1.0), model=ModelFacts(path="m"), ranks=1)
+    return compile_plan(load_text(MINIMAL, env={}).recipe, facts, name="n", search_path="/", policy_path="m")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    made.create()
+    made.recipe.write_text("# mine\n")
+    return made
+
+
+def write(
+    run: RunDir, step: int, plan: Plan, learner: Weight, *, keep: int = 10, world: Any = None, export: Callable[[Path], None] | None = None,
+    position: Position | None = None, sources: tuple[Path, ...] = (),
+) -> Path:  # fmt: skip
+    world = world or SoloWorld()
+
+    def to_hf(directory: Path) -> None:
+        if world.rank == 0:
+            directory.mkdir()
+            (directory / "weights").write_text(str(learner.value.tolist()))
+
+    plan = replace(plan, checkpoint=replace(plan.checkpoint, keep=keep))
+    registry = {"learner": learner, "source": position or Position(step)}
+    return save(run, step, plan=plan, learner=learner, registry=registry, export=export or to_hf, reward_sources=sources, world=world)
+
+
+def names(run: RunDir) -> list[str]:
+    return [path.name for path in run.committed_checkpoints()]
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_what_a_checkpoint_holds(run: RunDir, plan: Plan, tmp_path: Path) -> None:
+    source = tmp_path / "my_rewards.py"
+    source.write_text("def f(): ...\n")
+    run.attempt(3).create()
+    folder = write(run, 5, plan, Weight(SoloWorld(), 2.0), sources=(source,), position=Position(40), keep=2)
+    assert folder == run.checkpoints / "step_000005"
+    assert set(everything(folder)) == {
+        COMMITTED, "plan.json", "policy/weights", "progress.json", "recipe.yaml", "reward_sources/my_rewards.py", "trainer/rank_0.pt",
+    }  # fmt: skip
+    saved = plan_from_json((folder / "plan.json").read_text())
+    assert saved == replace(plan, checkpoint=replace(plan.checkpoint, keep=2))
+    assert (folder / COMMITTED).read_text() == "step 5 attempt 3\n"
+    assert read_progress(folder) == {
+        "step": 5, "plan": plan_hash(saved), "ranks": 1, "state": {"learner": {"version": 0}, "source": {"at": 40}},
+    }  # fmt: skip
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_000005"]
+
+
+def test_everything_that_remembers_comes_back(run: RunDir, plan: Plan) -> None:
+    learner, position = Weight(SoloWorld(), 2.0), Position(40)
+    learner.step()
+    folder = write(run, 5, plan, learner, position=position)
+    again, other = Weight(SoloWorld(), 0.0), Position()
+    assert restore(folder, learner=again, registry={"learner": again, "source": other}) == 5
+    assert again.value.tolist() == [3.0] * 4 and again.version == 1 and other.at == 40
+
+
+def test_without_the_policy_in_hf_form(run: RunDir, plan: Plan) -> None:
+    lean = replace(plan, checkpoint=replace(plan.checkpoint, save_hf=False))
+
+    def never(directory: Path) -> None:
+        raise AssertionError("not asked for")
+
+    assert not (write(run, 5, lean, Weight(SoloWorld(), 1.0), export=never) / "policy").exists()
+
+
+def test_the_newest_stay(run: RunDir, plan: Plan) -> None:
+    for step in (2, 4, 6, 8):
+        write(run, step, plan, Weight(SoloWorld(), 1.0), keep=2)
+    assert names(run) == ["step_000006", "step_000008"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_000006", "step_000008"]
+    prune(run, 0)
+    assert len(names(run)) == 2  # 0 keeps all
+    prune(run, 1)
+    assert names(run) == ["step_000008"]
+
+
+def test_going_back_makes_older_steps_newer(run: RunDir, plan: Plan) -> None:
+    """A run that reached step 30, was set back to 10 and came to 20: the checkpoint of 20 is the newest, and the last to be deleted."""
+    for step in (10, 20, 30):
+        write(run, step, plan, Weight(SoloWorld(), step))
+    run.attempt(1).create()
+    write(run, 20, plan, Weight(SoloWorld(), 99.0))
+    assert names(run) == ["step_000010", "step_000030", "step_000020"]
+    write(run, 24, plan, Weight(SoloWorld(), 99.0), keep=2)
+    assert names(run) == ["step_000020", "step_000024"]
+
+
+def test_what_only_looks_like_a_checkpoint(run: RunDir, plan: Plan) -> None:
+    write(run, 5, plan, Weight(SoloWorld(), 1.0))
+    shutil.copytree(run.checkpoints / "step_000005", run.checkpoints / "step_000005_best")
+    (run.checkpoints / "step_000007").mkdir()
+    (run.checkpoints / "notes").write_text("mine")
+    (run.checkpoints / "step_000009").write_text("a file")
+    assert names(run) == ["step_000005"]
+    write(run, 10, plan, Weight(SoloWorld(), 1.0), keep=1)
+    kept = sorted(path.name for path in run.checkpoints.iterdir())
+    assert kept == ["notes", "step_000005_best", "step_000007", "step_000009", "step_000010"]  # what others put there is theirs
+
+
+def test_a_million_steps_are_in_order(run: RunDir) -> None:
+    for step in (999_999, 1_000_000, 2_000_000):
+        folder = run.checkpoints / step_name(step)
+        folder.mkdir()
+        (folder / COMMITTED).write_text(commit_text(step, 1))
+    assert names(run) == ["step_999999", "step_1000000", "step_2000000"]
+
+
+FAILURES: dict[str, tuple[Callable[[Path, torch.Tensor], None], str]] = {
+    "full device": (to_a_full_disk, "no space left on the disk"),
+    "torch": (lambda path, value: torch.save(value, path), "unexpected pos"),
+    "plain write": (lambda path, value: path.write_bytes(value.numpy().tobytes()) and None, "OSError: [Errno 27] File too large"),
+}
+
+
+@pytest.mark.parametrize("how", sorted(FAILURES))
+def test_a_disk_that_is_full(run: RunDir, plan: Plan, how: str) -> None:
+    """No half checkpoint, the one before untouched, the way out named; with space again the next one is written, and the same step too."""
+    writes, message = FAILURES[how]
+    write(run, 5, plan, Weight(SoloWorld(), 1.0))
+    before = everything(run.checkpoints)
+    big = Weight(SoloWorld(), 2.0, numbers=100_000, write=writes)
+    with largest_file(50_000), pytest.raises(RftError) as caught:
+        write(run, 10, plan, big)
+    assert caught.value.message.startswith("the checkpoint step_000010 could not be written: rank 0: ") and message in caught.value.message
+    assert "df -h" in str(caught.value.hint) and f"rft resume {run.path}" in str(caught.value.hint)
+    assert everything(run.checkpoints) == before and names(run) == ["step_000005"]
+    assert list(run.checkpoints.iterdir()) == [run.checkpoints / "step_000005"]
+    write(run, 10, plan, Weight(SoloWorld(), 2.0))
+    assert names(run) == ["step_000005", "step_000010"]
+
+
+def test_a_disk_that_fills_up_with_the_small_files(run: RunDir, plan: Plan) -> None:
+    write(run, 5, plan, Weight(SoloWorld(), 1.0))
+    learner = Weight(SoloWorld(), 1.0, write=lambda path, value: None)
+    with largest_file(200), pytest.raises(RftError, match=r"step_000010 could not be written.*File too large"):
+        write(run, 10, plan, learner, export=lambda directory: directory.mkdir())
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_000005"]
+
+
+def test_an_export_that_fails_leaves_no_half_checkpoint(run: RunDir, plan: Plan) -> None:
+    def fails(directory: Path) -> None:
+        directory.mkdir()
+        (directory / "half").write_text("x")
+        raise RftError("the policy could not be written", hint="free space")
+
+    with pytest.raises(RftError, match="the policy could not be written"):
+        write(run, 5, plan, Weight(SoloWorld(), 1.0), export=fails)
+    assert list(run.checkpoints.iterdir()) == []
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_all_ranks_fail_together(run: RunDir, plan: Plan, broken: int) -> None:
+    """One of three ranks cannot write: all of them get the error, which names it."""
+
+    def work(world: ThreadWorld) -> None:
+        write(run, 5, plan, Weight(world, 1.0, numbers=1000, write=to_a_full_disk if world.rank == broken else None), world=world)
+
+    ends = on_ranks(3, work)
+    assert all(isinstance(end, RftError) and f"rank {broken}: no space left on the disk" in end.message for end in ends), ends
+    assert list(run.checkpoints.iterdir()) == []
+
+
+def test_several_ranks_write_one_checkpoint(run: RunDir, plan: Plan) -> None:
+    assert on_ranks(3, lambda world: write(run, 5, plan, Weight(world, float(world.rank)), world=world) and None) == [None] * 3
+    folder = run.checkpoints / "step_000005"
+    assert {path.name for path in (folder / "trainer").iterdir()} == {"rank_0.pt", "rank_1.pt", "rank_2.pt"}
+    values: dict[int, float] = {}
+
+    def back(world: ThreadWorld) -> None:
+        learner = Weight(world, 9.0)
+        restore(folder, learner=learner, registry={"learner": learner, "source": Position()})
+        values[world.rank] = float(learner.value[0])
+
+    assert on_ranks(3, back) == [None] * 3 and values == {0: 0.0, 1: 1.0, 2: 2.0}
+
+
+def test_a_step_that_is_done_again_replaces_its_checkpoint_only_when_whole(run: RunDir, plan: Plan) -> None:
+    write(run, 5, plan, Weight(SoloWorld(), 1.0))
+    before = everything(run.checkpoints / "step_000005")
+    with pytest.raises(RftError):
+        write(run, 5, plan, Weight(SoloWorld(), 2.0, numbers=1000, write=to_a_full_disk))
+    assert everything(run.checkpoints / "step_000005") == before and names(run) == ["step_000005"]
+    write(run, 5, plan, Weight(SoloWorld(), 2.0))
+    assert everything(run.checkpoints / "step_000005")["policy/weights"] == b"[2.0, 2.0, 2.0, 2.0]"
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_000005"]
+
+
+class Killed(BaseException):
+    """Stands for a process that is gone at once: no handler of the checkpoint runs to its end."""
+
+
+def kill(*_: object) -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("where", ["trainer", "policy"])
+def test_a_kill_in_the_middle_leaves_nothing_to_resume_from(run: RunDir, plan: Plan, where: str) -> None:
+    write(run, 5, plan, Weight(SoloWorld(), 1.0))
+    with pytest.raises(Killed):
+        if where == "trainer":
+            write(run, 10, plan, Weight(SoloWorld(), 1.0, write=kill))
+        else:
+            write(run, 10, plan, Weight(SoloWorld(), 1.0), export=kill)
+    assert names(run) == ["step_000005"] and (run.checkpoints / f"{UNFINISHED}step_000010").is_dir()
+    write(run, 7, plan, Weight(SoloWorld(), 1.0))  # what was left over goes, whatever step it was of
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_000005", "step_000007"]
+
+
+def test_a_kill_between_two_renames_loses_nothing(run: RunDir, plan: Plan) -> None:
+    write(run, 5, plan, Weight(SoloWorld(), 1.0))
+    folder = run.checkpoints / "step_000005"
+    folder.rename(run.checkpoints / f"{UNFINISHED}step_000005_before")
+    shutil.copytree(run.checkpoints / f"{UNFINISHED}step_000005_before", run.checkpoints / f"{UNFINISHED}step_000005")
+    (run.checkpoints / f"{UNFINISHED}step_000005" / "policy" / "weights").write_text("newer")
+    assert names(run) == []
+    write(run, 10, plan, Weight(SoloWorld(), 1.0))
+    assert names(run) == ["step_000005", "step_000010"] and (folder / "policy" / "weights").read_text() == "newer"
+    assert len(list(run.checkpoints.iterdir())) == 2
+
+
+def test_a_kill_while_an_old_one_is_deleted_leaves_nothing_half(run: RunDir, plan: Plan) -> None:
+    """COMMITTED goes first."""
+    write(run, 5, plan, Weight(SoloWorld(), 1.0))
+    (run.checkpoints / "step_000005" / COMMITTED).unlink()
+    assert names(run) == [] and (run.checkpoints / "step_000005" / "policy").is_dir()
+
+
+def test_refusals_of_restore(run: RunDir, plan: Plan) -> None:
+    folder = write(run, 5, plan, Weight(SoloWorld(), 1.0))
+    learner = Weight(SoloWorld(), 7.0)
+    with pytest.raises(ResumeError, match=r"remembers \['learner', 'source'\], this version \['learner', 'moments', 'source'\]"):
+        restore(folder, learner=learner, registry={"learner": learner, "source": Position(), "moments": Position()})
+    assert learner.value.tolist() == [7.0] * 4  # refused before anything was loaded
+    (folder / "progress.json").write_text("{")
+    with pytest.raises(ResumeError, match=r"progress\.json cannot be read"):
+        read_progress(folder)
+    (folder / "progress.json").unlink()
+    with pytest.raises(ResumeError, match=r"progress\.json cannot be read"):
+        read_progress(folder)
+    (folder / COMMITTED).unlink()
+    with pytest.raises(ResumeError, match="is not a whole checkpoint"):
+        read_progress(folder)
+
+
+def test_progress_is_json_that_anybody_reads(run: RunDir, plan: Plan) -> None:
+    folder = write(run, 5, plan, Weight(SoloWorld(), 1.0))
+    assert json.loads((folder / "progress.json").read_text())["state"]["source"] == {"at": 5}
+
+
+def test_errno_of_a_full_device_is_the_real_one() -> None:
+    """The stand-in for a full disk is the kernel's own."""
+    with pytest.raises(OSError) as caught, open("/dev/full", "wb", buffering=0) as file:  # noqa: PTH123
+        os.write(file.fileno(), b"x")
+    assert caught.value.errno == errno.ENOSPC

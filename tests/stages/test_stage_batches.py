@@ -1,0 +1,92 @@
+"""Micro-batches: flat trained tokens in one order for both layouts, the same number on every rank, fillers that change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rftcli.runtime.world import SoloWorld
+from rftcli.stages import batches
+from rftcli.types import Denominators, Experience
+
+
+def experience(ids: list[int], prompt: int, mask: list[bool] | None = None, **fields: Any) -> Experience:
+    trained = torch.tensor([True] * (len(ids) - prompt) if mask is None else mask, dtype=torch.bool)
+    return Experience(
+        sample=None,  # type: ignore[arg-type]
+        token_ids=torch.tensor(ids),
+        prompt_tokens=prompt,
+        mask=trained,
+        advantages=fields.pop("advantages", torch.arange(len(ids) - prompt, dtype=torch.float32)),
+        **fields,
+    )
+
+
+TWO = [experience([1, 2, 3, 4, 5], 2, [True, False, True]), experience([6, 7, 8], 1)]
+DENOMINATORS = Denominators(tokens=4, sequences=2)
+
+
+def test_counts_leave_out_what_is_not_trained() -> None:
+    """A truncated completion that is masked out leaves numerator and denominator together."""
+    masked = experience([1, 2, 3, 4, 5, 6], 1, [False] * 5)
+    assert batches.count([experience([1, 2, 3, 4], 1), masked]) == Denominators(tokens=3, sequences=1)
+    assert batches.count([]) == Denominators(tokens=0, sequences=0)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_micro_batch(made: SimpleNamespace, layout: str) -> None:
+    plan = made.plan(f"batch.layout={layout}").batch
+    batch = batches.make_batch(TWO, plan, DENOMINATORS, pad_id=9, device=made.cpu)
+    assert batch.target_ids.tolist() == [3, 5, 7, 8] and batch.sequence.tolist() == [0, 0, 1, 1] and batch.num_sequences == 2
+    assert batch.advantages.tolist() == [0.0, 2.0, 0.0, 1.0]
+    before = batch.input_ids.flatten()[batch.select]
+    assert before.tolist() == [2, 4, 6, 7]  # the token in front of each trained one predicts it
+    assert batch.denominators is DENOMINATORS and batch.old_logprobs is None and batch.values is None
+    if layout == "padded":
+        assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 9]]
+        assert batch.attention_mask is not None and batch.attention_mask.tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
+    else:
+        assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]] and batch.attention_mask is None
+        assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
+
+
+def test_the_plans_auto_layout_is_padded(made: SimpleNamespace) -> None:
+    assert made.plan().batch.layout == "padded"
+
+
+def test_what_one_row_lacks_the_batch_lacks(made: SimpleNamespace) -> None:
+    rows = [replace(TWO[0], old_logprobs=torch.tensor([-1.0, -2.0, -3.0])), replace(TWO[1], old_logprobs=torch.tensor([-4.0, -5.0]))]
+    batch = batches.make_batch(rows, made.plan().batch, DENOMINATORS, pad_id=0, device=made.cpu)
+    assert batch.old_logprobs is not None and batch.old_logprobs.tolist() == [-1.0, -3.0, -4.0, -5.0]
+    mixed = batches.make_batch([rows[0], TWO[1]], made.plan().batch, DENOMINATORS, pad_id=0, device=made.cpu)
+    assert mixed.old_logprobs is None
+
+
+@pytest.mark.parametrize(("rows", "size", "expected"), [(5, 2, [2, 2, 1]), (4, 4, [4]), (4, 9, [4]), (3, 1, [1, 1, 1])])
+def test_rows_are_cut_in_order(made: SimpleNamespace, rows: int, size: int, expected: list[int]) -> None:
+    experiences = [experience([1, 2, row], 2) for row in range(rows)]
+    plan = made.plan(f"batch.micro_batch_size={size}", "batch.prompts_per_step=32").batch
+    parts = batches.micro_batches(experiences, plan, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
+    assert [part.num_sequences for part in parts] == expected
+    assert [int(token) for part in parts for token in part.target_ids] == list(range(rows))
+    assert [part.most_tokens for part in parts] == expected  # one trained token a row
+
+
+def test_ranks_agree_on_the_number_and_the_size(made: SimpleNamespace) -> None:
+    """Five rows on one rank and one on the other: two fillers, in which nothing is trained."""
+    mine = [[experience([1, 2, 3, row], 1) for row in range(5)], [experience([1, 2, 3, 4, 5, 6, 7, 8], 2)]]
+    plan = made.plan("batch.micro_batch_size=2", "batch.prompts_per_step=32").batch
+
+    def work(world: Any) -> Any:
+        return batches.micro_batches(mine[world.rank], plan, DENOMINATORS, world, pad_id=0, device=made.cpu)
+
+    first, second = made.on_ranks(2, work)
+    assert [part.target_ids.numel() for part in first] == [6, 6, 3] and [part.target_ids.numel() for part in second] == [6, 0, 0]
+    assert [part.most_tokens for part in first] == [part.most_tokens for part in second] == [6, 6, 3]
+    filler = second[1]
+    assert filler.input_ids.shape == (1, 8) and filler.num_sequences == 1 and filler.advantages.numel() == 0
+    assert not mine[1][0].mask.logical_not().any(), "the row that was borrowed for a filler is as it was"
