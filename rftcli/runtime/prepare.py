@@ -226,7 +226,6 @@ def _scan(loaded: LoadedRecipe, problems: list[Problem], *, first: int | None) -
     """What is in every set, and reward entries without rows as warnings. Sets that cannot be read and labels without a reward entry are problems."""
     recipe = loaded.recipe
     train, held_out = data_specs(with_references(loaded))
-    before = len(problems)
     scan = Scan(
         train=_scan_sets(loaded, [(spec, ("data", "train", index)) for index, spec in enumerate(train)], problems, first),
         eval=_scan_sets(loaded, [(spec, ("data", "eval", spec.name)) for spec in held_out], problems, first),
@@ -237,12 +236,11 @@ def _scan(loaded: LoadedRecipe, problems: list[Problem], *, first: int | None) -
         if any(part.kind == "rule" and needs_reference(part.target, part.options) for part in parts)
     ]
     warnings = []
-    unread = len(problems) > before
     facts = data_probe.DataFacts(sets=(*scan.train.sets, *scan.eval.sets))
     for found in data_probe.label_problems(facts, list(recipe.rewards), needing):
         if found.error:
             problems.append(loaded.problem("rewards", found.message, hint=found.hint))
-        elif not unread:
+        else:
             warnings.append(found.message if found.hint is None else f"{found.message}; {found.hint}")
     return scan, warnings
 

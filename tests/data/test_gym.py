@@ -63,7 +63,7 @@ def test_without_the_package_the_error_has_the_command() -> None:
         "except MachineError as error: print(json.dumps([error.message, error.hint, error.exit_code]))\n"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert json.loads(shown) == ["tasks of reasoning-gym need the package `reasoning-gym`", "pip install 'rftcli[gym]'", 3]
+    assert json.loads(shown) == ["tasks of reasoning-gym need the package `reasoning_gym`", "pip install 'rftcli[gym]'", 3]
 
 
 def test_the_room_imports_nothing_heavy() -> None:

@@ -217,6 +217,15 @@ def test_when_to_save_and_evaluate(compiled: Compiled) -> None:
     assert not any(no_end.evaluates(step) for step in range(1, 11))
 
 
+def test_when_the_engines_log_probs_are_compared(compiled: Compiled) -> None:
+    """In the first step and every fiftieth after it, where it samples from the very distribution that is trained on."""
+    plan = compiled("train.steps=200")
+    assert [step for step in range(1, 201) if plan.probes(step)] == [1, 51, 101, 151]
+    assert compiled("rollout.temperature=0.5").probes(1) and compiled("rollout.engine=hf").probes(1)
+    for setting in ("top_p=0.9", "top_k=5", "min_p=0.1", "min_new_tokens=2", "engine=fake"):
+        assert not compiled(f"rollout.{setting}").probes(1), setting
+
+
 BASE = (
     "data.eval.test={path: /t.jsonl}",
     "data.train=[{python: 'a:b', options: {n: 1}}]",
@@ -233,12 +242,12 @@ OTHER: dict[str, str] = {
     "models.reference.from": "org/ref",
     "data.train[].path": "/u.jsonl", "data.train[].python": "'a:c'", "data.train[].options": "{n: 2}", "data.train[].limit": "3",
     "data.train[].label": "default", "data.train[].system": "s", "data.train[].columns.prompt": "q", "data.train[].columns.reference": "r",
-    "data.train[].columns.label": "l", "data.train[].columns.id": "i", "data.train[].extract_reference": "'(.)'",
+    "data.train[].columns.label": "l", "data.train[].columns.id": "i", "data.train[].extract_reference": "'(.)'", "data.train[].as_chat": "true",
     "data.train[].name": "own", "data.train[].weight": "2",
     "data.eval.NAME.path": "/u.jsonl", "data.eval.NAME.python": "'a:c'", "data.eval.NAME.options": "{n: 2}", "data.eval.NAME.limit": "3",
     "data.eval.NAME.label": "default", "data.eval.NAME.system": "s", "data.eval.NAME.columns.prompt": "q",
     "data.eval.NAME.columns.reference": "r", "data.eval.NAME.columns.label": "l", "data.eval.NAME.columns.id": "i",
-    "data.eval.NAME.extract_reference": "'(.)'", "data.eval.NAME.samples_per_prompt": "2",
+    "data.eval.NAME.extract_reference": "'(.)'", "data.eval.NAME.as_chat": "true", "data.eval.NAME.samples_per_prompt": "2",
     "data.shuffle": "false", "data.overlong_prompt": "drop",
     "rollout.engine": "fake", "rollout.samples_per_prompt": "4", "rollout.max_prompt_tokens": "99", "rollout.max_new_tokens": "99",
     "rollout.min_new_tokens": "2", "rollout.temperature": "0.9", "rollout.top_p": "0.9", "rollout.top_k": "9", "rollout.min_p": "0.1",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import resource
 import shutil
 import threading
@@ -406,10 +404,3 @@ def test_refusals_of_restore(run: RunDir, plan: Plan) -> None:
 def test_progress_is_json_that_anybody_reads(run: RunDir, plan: Plan) -> None:
     folder = write(run, 5, plan, Weight(SoloWorld(), 1.0))
     assert json.loads((folder / "progress.json").read_text())["state"]["source"] == {"at": 5}
-
-
-def test_errno_of_a_full_device_is_the_real_one() -> None:
-    """The stand-in for a full disk is the kernel's own."""
-    with pytest.raises(OSError) as caught, open("/dev/full", "wb", buffering=0) as file:  # noqa: PTH123
-        os.write(file.fileno(), b"x")
-    assert caught.value.errno == errno.ENOSPC

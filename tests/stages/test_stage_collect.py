@@ -98,6 +98,12 @@ def test_settings_are_the_plans(made: SimpleNamespace) -> None:
     )
 
 
+def test_the_engine_is_asked_for_log_probs_when_the_plan_compares_them(made: SimpleNamespace) -> None:
+    for step, asked in ((1, True), (2, False), (51, True)):
+        groups = gather(made, SoloWorld(), step=step)[1].groups
+        assert {sample.completion.trace.logprobs is not None for group in groups for sample in group.samples} == {asked}
+
+
 def test_whole_groups_or_an_error(made: SimpleNamespace) -> None:
     samples = [made.sample(draw, index) for draw in (5, 6) for index in (1, 0)]
     groups = group_up(samples, [5, 6], 2)

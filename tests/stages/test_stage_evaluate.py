@@ -90,6 +90,7 @@ def test_one_prompt_has_no_interval(made: SimpleNamespace) -> None:
         ([1.0, -0.5], 0.5, False),
         ([2.0], 1.99999, False),
         ([2.0], 2.0, True),
+        ([2.0], 2.0 - 1e-9, True),
     ],
 )
 def test_a_completion_passes_at_its_labels_full_mark(made: SimpleNamespace, weights: list[float], reward: float, passes: bool) -> None:
