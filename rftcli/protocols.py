@@ -1,4 +1,4 @@
-"""The architecture on one page: six protocols, and the record that ties the trained roles together.
+"""The architecture on one page: the protocols, and the record that ties the trained roles together.
 
 Everything heavy (an engine, a model, a process group, a tracker) sits behind one of these. Stages see nothing else, so a stage is tested with
 the fakes that ship: `engines.fake.FakeSampler`, `runtime.world.SoloWorld`. Scenarios the cut was checked against, each a short test in
@@ -85,6 +85,9 @@ class Learner(Protocol):
 
 class Scorer(Protocol):
     """The label table: completions in, scored samples out, started as soon as a completion is finished."""
+
+    step: int | None
+    """The step in progress, for rewards that ask for it; set by the loop."""
 
     def score(self, completions: Iterable[Completion]) -> Iterator[ScoredSample]:
         """Any order; every completion comes back exactly once. Failures are values."""

@@ -10,6 +10,7 @@ import typer
 
 from rftcli.cli import talk
 from rftcli.errors import UsageError
+from rftcli.events import EvalDone, Event, RunStarted, StepDone, last_attempts, read_events
 
 app = typer.Typer(add_completion=False)
 
@@ -32,8 +33,25 @@ def status(
         return 0
     age = time.time() - state.heartbeat
     word = f"dead (no heartbeat for {age:.0f} s; `rft resume {run.path}`)" if state.looks_dead else state.status
-    print(f"{run.path}\n{word}, step {state.step}, attempt {state.attempt}" + (f"\n{state.cause}" if state.cause else ""))
+    events = last_attempts(read_events(run.events)) if run.events.exists() else []
+    steps = next((event.info["steps"] for event in reversed(events) if isinstance(event, RunStarted) and "steps" in event.info), None)
+    lines = [str(run.path), f"{word}, step {state.step}{f' of {steps}' if steps else ''}, attempt {state.attempt}", *_numbers(events)]
+    print("\n".join(lines + ([state.cause] if state.cause else [])))
     return 0
+
+
+def _numbers(events: list[Event]) -> list[str]:
+    """The newest reward and held-out means."""
+    found = []
+    step = next((event for event in reversed(events) if isinstance(event, StepDone)), None)
+    if step is not None and "reward_mean" in step.metrics:
+        found.append(f"reward {step.metrics['reward_mean']:.3g} (step {step.step})")
+    held_out = next((event for event in reversed(events) if isinstance(event, EvalDone)), None)
+    if held_out is not None:
+        for name, values in held_out.sets.items():
+            means = [f"{key} {value['value']:.3g}" for key, value in values.items() if key.startswith("mean@")]
+            found.append(f"{name} {', '.join(means)} (step {held_out.step})")
+    return found
 
 
 def _newest() -> Path:

@@ -6,6 +6,7 @@ Leaves out loading anything: a wrong path or a missing file is found here, befor
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def _from_hub(repository: str) -> ModelFacts:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are told by the error at the end
     try:
         config = Path(hf_hub_download(repository, "config.json"))
     except (RepositoryNotFoundError, EntryNotFoundError) as error:

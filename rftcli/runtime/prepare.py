@@ -97,9 +97,13 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
         return _prepared_plan(given, sets, machine, ranks, gpus)
     loaded = load(given, sets)
     problems: list[Problem] = []
-    policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems)
-    reference = _reference(loaded, problems)
     scan, warnings = _scan(loaded, problems, first=None)
+    try:
+        policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems)
+        reference = _reference(loaded, problems)
+    except MachineError:
+        loaded.raise_problems(problems)  # what is wrong here and now comes before a hub that does not answer
+        raise
     facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=scan.train_rows)
     plan = _compile(loaded, facts, reference, problems)
     loaded.raise_problems(problems)
@@ -113,6 +117,8 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
     loaded = load(given, sets)
     recipe = loaded.recipe
     problems: list[Problem] = []
+    if recipe.models.policy.path.startswith(("builtin:", "/")):  # a hub id is not asked for: this command needs no network
+        _model(loaded, "models.policy.path", recipe.models.policy.path, problems)
     _, warnings = _scan(loaded, problems, first=ROWS_LOOKED_AT)
     refusal = batchmath.refusal(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, ranks or gpus)
     if refusal is not None:

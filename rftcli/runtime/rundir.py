@@ -64,7 +64,7 @@ class RunDir:
         """Make the directory. Raises UsageError with the ways out when something is there already."""
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise UsageError(
-                f"{self.path} is in use and is never overwritten",
+                f"{self.path} already holds something, and a run is never overwritten",
                 hint=f"`rft resume {self.path}` goes on with it; another --run-dir starts anew; or delete it yourself",
             )
         try:

@@ -73,6 +73,8 @@ def resumption(run: RunDir, *, step: int | None) -> Resumption:
     last = run.last_attempt()
     if _alive(run.attempt(last)):  # whatever state.json says: two attempts at once would write over each other
         raise ResumeError(f"{run.path} is running (attempt {last}, step {state.step})", hint=f"`rft status {run.path}`; stop it first")
+    if last and _mode(run.attempt(last)) == "eval":
+        raise ResumeError(f"{run.path} holds an evaluation, which leaves nothing to go on with", hint="`rft eval` makes another one")
     plan = _saved_plan(run.attempt(last).plan if last else run.plan)
     folder = _checkpoint(run, step)
     if folder is None:
@@ -86,6 +88,14 @@ def resumption(run: RunDir, *, step: int | None) -> Resumption:
         text = f"{run.path}: step {at} of {plan.steps} is done, nothing is left {'to train' if done else 'but to write final/'}"
         return Resumption(plan=plan, step=at, checkpoint=folder, text=text, nothing_to_do=done)
     return Resumption(plan=plan, step=at, checkpoint=folder, text=f"{run.path}: going on after step {at} of {plan.steps} (attempt {last + 1})")
+
+
+def _mode(attempt: AttemptDir) -> str:
+    """train or eval; train where it is not written down."""
+    try:
+        return str(json.loads(attempt.launch.read_text(encoding="utf-8"))["job"]["mode"])
+    except (OSError, ValueError, KeyError):
+        return "train"
 
 
 def _saved_plan(path: Path) -> Plan:
@@ -136,7 +146,10 @@ def evaluation(target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks
     if target.is_dir():
         folder = _checkpoint_of(target)
         if sets:
-            raise UsageError("--set changes a recipe; a checkpoint is evaluated by its own plan")
+            raise UsageError(
+                "--set changes a recipe; a checkpoint is evaluated by its own plan",
+                hint=f"other data or settings: `rft eval RECIPE --set models.policy.path={folder / 'policy'} --set ...`",
+            )
         plan = _saved_plan(folder / "plan.json")
         machine = prepare.machine_at_hand(ranks, gpus)
         plan = replace(plan, world=_world_here(plan, machine, ranks, gpus))

@@ -46,7 +46,8 @@ def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, 
     if job.plan.loss.kl_coefficient:
         metrics["kl_coefficient"] = job.plan.loss.kl_coefficient
     seconds = job.watch.lap()
-    metrics["seconds"] = dict(zip(seconds, job.world.max(list(seconds.values())), strict=True))
+    rows = job.world.gather(seconds)
+    metrics["seconds"] = max(rows, key=lambda row: row["rollout"] + row["score"])  # the slowest rank's own account
     if job.device.type == "cuda":
         (peak,) = job.world.max([torch.cuda.max_memory_allocated(job.device) / 1024**3])
         metrics["memory_gib"] = {"step": peak}

@@ -120,7 +120,7 @@ def test_a_run_has_a_directory_of_its_own_by_default(tmp_path: Path) -> None:
 
 def test_a_used_directory_is_refused(run: RunDir) -> None:
     before = run.plan.read_text()
-    with pytest.raises(UsageError, match="is in use and is never overwritten") as caught:
+    with pytest.raises(UsageError, match="already holds and is never overwritten") as caught:
         create(prepared("seed=1"), run.path)
     assert caught.value.exit_code == EXIT_USAGE and run.plan.read_text() == before
 
@@ -312,5 +312,5 @@ def test_refusals_of_evaluation(run: RunDir, tmp_path: Path) -> None:
         evaluate(Path("mine.yaml"), "data.eval=null", ranks=1)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("")
-    with pytest.raises(UsageError, match="is in use"):
+    with pytest.raises(UsageError, match="already holds"):
         evaluate(whole, ranks=1, run_dir=tmp_path / "used")
