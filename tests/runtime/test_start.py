@@ -120,7 +120,7 @@ def test_a_run_has_a_directory_of_its_own_by_default(tmp_path: Path) -> None:
 
 def test_a_used_directory_is_refused(run: RunDir) -> None:
     before = run.plan.read_text()
-    with pytest.raises(UsageError, match="already holds and is never overwritten") as caught:
+    with pytest.raises(UsageError, match="already holds something") as caught:
         create(prepared("seed=1"), run.path)
     assert caught.value.exit_code == EXIT_USAGE and run.plan.read_text() == before
 
