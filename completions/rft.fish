@@ -6,7 +6,7 @@ complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-r
 complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-recipe plan show explain schema status' -a validate-recipe -d 'Check recipes and show every problem with its line.'
 complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-recipe plan show explain schema status' -a plan -d 'Show what a recipe would do on this machine.'
 complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-recipe plan show explain schema status' -a show -d 'Print a recipe with everything resolved, and where each value comes from.'
-complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-recipe plan show explain schema status' -a explain -d 'Say what a recipe key or a problem code means.'
+complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-recipe plan show explain schema status' -a explain -d 'Say what a recipe key, a reward rule or a problem code means.'
 complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-recipe plan show explain schema status' -a schema -d 'Print the JSON schema of recipes, for editors.'
 complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-recipe plan show explain schema status' -a status -d 'Say how a run stands.'
 complete -c rft -n '__fish_seen_subcommand_from train' -F

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "stages": {"algo", "plan.plan"},
     "observe": set(),
     "runtime": {"algo", "builtin", "data", "engines", "models", "observe", "plan", "probe", "recipe", "rewards", "stages"},
-    "cli": {"observe", "plan", "probe", "recipe", "runtime"},
+    "cli": {"observe", "plan", "probe", "recipe", "runtime", "rewards"},
 }
 LIGHT = [
     "rftcli.errors", "rftcli.types", "rftcli.events", "rftcli.protocols", "rftcli.codec",
@@ -38,6 +39,7 @@ LIGHT = [
     "rftcli.builtin", "rftcli.engines.fake", "rftcli.engines.table", "rftcli.observe.table", "rftcli.observe.history", "rftcli.observe.plain",
     "rftcli.observe.lessons", "rftcli.observe.follow", "rftcli.runtime.prepare", "rftcli.runtime.start", "rftcli.runtime.launch",
     "rftcli.cli.main", "rftcli.cli.train", "rftcli.cli.resume", "rftcli.cli.evaluate", "rftcli.cli.validate", "rftcli.cli.plan",
+    "rftcli.cli.explain", "rftcli.cli.schema",
 ]  # fmt: skip
 HEAVY = ("torch", "transformers", "deepspeed", "vllm", "diffusers")
 
@@ -147,6 +149,47 @@ def test_tables_equal_schema() -> None:
     assert literal(sections.Rollout, "engine") - {"auto"} == set(SAMPLERS)
     assert literal(sections.RewardPart, "on_error") == set(spec.ON_ERROR)
     assert literal(sections.RewardPart, "text") == set(spec.TEXTS)
+
+
+def test_recipe_rules_know_the_tables() -> None:
+    """`recipe` imports no other room: what it repeats of one is held to it here."""
+    from rftcli.algo.advantages import ADVANTAGES
+    from rftcli.recipe import finding, rules, sections
+    from rftcli.rewards.functions import RECORD
+    from rftcli.rewards.rules import REQUIRED
+
+    assert {name for name, row in ADVANTAGES.items() if row.min_samples > 1} == rules.GROUP_ESTIMATORS
+    assert finding.REQUIRED == REQUIRED
+    assert f"any of {', '.join(RECORD)}, and" in str(sections.RewardPart.model_fields["python"].description)
+
+
+def test_what_is_built_is_not_called_missing() -> None:
+    from rftcli.algo.advantages import ADVANTAGES
+    from rftcli.algo.kl import KLS
+    from rftcli.algo.losses import LOSSES
+    from rftcli.engines.table import SAMPLERS
+    from rftcli.recipe.kinds import keys
+    from rftcli.recipe.not_yet import KEYS, VALUES
+
+    tables = {"algorithm.advantage.kind": ADVANTAGES, "algorithm.loss.kind": LOSSES, "algorithm.kl.estimator": KLS, "rollout.engine": SAMPLERS}
+    known = {key.pattern for key in keys()}
+    assert set(tables) | set(VALUES) <= known and not known & set(KEYS)
+    for key, table in tables.items():
+        assert not set(VALUES.get(key, {})) & set(table), key
+
+
+def test_texts_name_commands_that_exist() -> None:
+    from rftcli.cli.main import COMMANDS
+
+    no_commands = {"recipe"}  # the title of the JSON schema, "rft recipe"
+    seen = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                words = set(re.findall(r"\brft ([a-z][a-z-]+)", node.value))
+                assert words <= set(COMMANDS) | no_commands, (path, node.lineno, words)
+                seen |= words
+    assert {"train", "explain"} <= seen
 
 
 def test_the_loop_reads_like_the_design() -> None:

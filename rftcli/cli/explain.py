@@ -10,9 +10,15 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
-def explain(topic: Annotated[str, typer.Argument(help="A recipe key (rollout.temperature) or a problem's code.", show_default=False)]) -> int:
-    """Say what a recipe key or a problem code means."""
+def explain(
+    topic: Annotated[
+        str | None,
+        typer.Argument(help="A recipe key (rollout.temperature), a reward rule (exact) or a problem's code; none: the sections.", show_default=False),
+    ] = None,
+) -> int:
+    """Say what a recipe key, a reward rule or a problem code means."""
     from rftcli.recipe.explain import explain as explained
+    from rftcli.rewards.rules import RULES
 
-    print(explained(topic))
+    print(explained(topic, rules=RULES), end="")
     return 0

@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate-recipe": ("rftcli.cli.validate", "Check recipes and show every problem with its line."),
     "plan": ("rftcli.cli.plan", "Show what a recipe would do on this machine."),
     "show": ("rftcli.cli.show", "Print a recipe with everything resolved, and where each value comes from."),
-    "explain": ("rftcli.cli.explain", "Say what a recipe key or a problem code means."),
+    "explain": ("rftcli.cli.explain", "Say what a recipe key, a reward rule or a problem code means."),
     "schema": ("rftcli.cli.schema", "Print the JSON schema of recipes, for editors."),
     "status": ("rftcli.cli.status", "Say how a run stands."),
 }

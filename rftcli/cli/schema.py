@@ -13,6 +13,7 @@ app = typer.Typer(add_completion=False)
 def schema() -> int:
     """Print the JSON schema of recipes, for editors."""
     from rftcli.recipe.schema import json_schema
+    from rftcli.rewards.rules import RULES
 
-    talk.data(json_schema())
+    talk.data(json_schema(RULES))
     return 0

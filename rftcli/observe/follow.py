@@ -54,6 +54,12 @@ def follow(
         tail.close()
 
 
+def newest_attempt(run_dir: Path) -> int:
+    """The number of the attempt that was begun last; 0 when there is none. Known before that attempt has written an event."""
+    folder = run_dir / "attempts"
+    return max((int(item.name) for item in folder.iterdir() if item.name.isdigit()), default=0) if folder.is_dir() else 0
+
+
 class Tail:
     """The whole lines of a growing file. A last line without its newline waits; a line that is no event is passed over."""
 

@@ -16,9 +16,11 @@ from typing import Any
 from rftcli.events import CheckpointSaved, EvalDone, Event, Progress, RunEnded, RunStarted, StepDone, Warned
 from rftcli.observe.numbers import flatten, flatten_evals, means_with_intervals, number
 from rftcli.observe.series import Series
-from rftcli.observe.text import clean, duration, interval, percent, short
+from rftcli.observe.text import clean, duration, first_line, interval, percent, short
 
 KEPT_WARNINGS = 50
+MAX_CAUSE = 500
+"""Characters of a cause's first line; the command prints the whole of it."""
 PACE_STEPS = 20
 """How many of the newest steps the time per step is averaged over."""
 SUMMARY_STEPS = 10
@@ -114,6 +116,11 @@ class History:
         """Tokens since the start of the run, by the run's own count."""
         return _whole(self.last("tokens_total"))
 
+    @property
+    def evaluates_only(self) -> bool:
+        """A finished run that trained nothing: its evaluation is all there is to tell."""
+        return bool(self.evals) and not self.counts["step"] and self.ended is not None and self.ended.status == "done"
+
     def last(self, name: str) -> float | None:
         series = self.series.get(name)
         return None if series is None else series.last
@@ -200,9 +207,11 @@ def summary(history: History, run_dir: Path) -> str:
 
 def _headline(history: History) -> str:
     status = "unfinished" if history.ended is None else history.ended.status
+    if history.evaluates_only:
+        return f"evaluated step {history.step} in {duration(history.seconds)}"
     of = "" if history.total_steps is None else f" of {history.total_steps}"
     attempt = f", attempt {history.attempt}" if history.attempt > 1 else ""
-    cause = "" if history.ended is None or not history.ended.cause else f"\n  cause: {clean(history.ended.cause, 2000)}"
+    cause = "" if history.ended is None or not history.ended.cause else f"\n  cause: {first_line(history.ended.cause, MAX_CAUSE)}"
     return f"{status}: {history.step}{of} steps in {duration(history.seconds)}{attempt}{cause}"
 
 
@@ -239,19 +248,25 @@ def _cost(history: History) -> list[tuple[str, str]]:
 
 def _places(history: History, run_dir: Path) -> list[tuple[str, str]]:
     rows = []
-    for name in ("samples", "checkpoints", "final", "tensorboard", "wandb"):
-        if (run_dir / name).is_dir():
+    for name in ("samples", "evals", "checkpoints", "final", "tensorboard", "wandb"):
+        if _holds_something(run_dir / name):
             rows.append((name, str(run_dir / name)))
     logs = run_dir / "attempts" / str(history.attempt) / "logs"
-    if logs.is_dir():
+    if _holds_something(logs):
         rows.append(("logs", str(logs)))
     return rows
 
 
+def _holds_something(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
 def _next_commands(history: History, run_dir: Path) -> list[str]:
+    if history.evaluates_only:
+        return []
     where = shlex.quote(str(run_dir))
     finished = history.ended is not None and history.ended.status == "done"
     commands = [f"rft eval {where}"] if (run_dir / "final").is_dir() or history.checkpoints else []
-    if not finished:
+    if history.checkpoints and not finished:
         commands.insert(0, f"rft resume {where}")
     return ["next:", *(f"  {command}" for command in commands)] if commands else []

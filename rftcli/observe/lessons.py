@@ -25,6 +25,7 @@ LARGE_KL = 1.0
 RATIO_TOLERANCE = 0.01
 """Rounding between two forward passes stays below this; a wrong mask, temperature or shift does not."""
 ERROR_STEPS = 3
+SILENT_PART_STEPS = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class LessonState:
 
     on_policy: old log-probs belong to the weights being trained (one update a step over one epoch), so the ratio has to be 1.
     taught: codes that were raised; streaks: code -> steps in a row that it held; first: metric -> its first value; errors: reward errors of the
-    newest steps.
+    newest steps; scored: reward parts that gave a value or failed at least once.
     """
 
     on_policy: bool
@@ -42,6 +43,7 @@ class LessonState:
     first: dict[str, float] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)
     always_zero: bool = True
+    scored: set[str] = field(default_factory=set)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -50,6 +52,7 @@ class LessonState:
             "first": dict(self.first),
             "errors": list(self.errors),
             "always_zero": self.always_zero,
+            "scored": sorted(self.scored),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -58,6 +61,7 @@ class LessonState:
         self.first = dict(state["first"])
         self.errors = list(state["errors"])
         self.always_zero = state["always_zero"]
+        self.scored = set(state.get("scored", ()))  # an older checkpoint has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,27 @@ def lessons(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, s
             state.taught.add(lesson.code)
             values = {**flat, "steps": lesson.steps, "first_entropy": state.first.get("entropy", math.nan)}
             found.append((lesson.code, lesson.text.format_map(values)))
+    return [*found, *_silent_parts(metrics, state)]
+
+
+def _silent_parts(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, str]]:
+    """`part_abstained` for each reward part that has neither scored nor failed in its first steps; each part once.
+
+    No row of the table, because it looks at parts by name. A step in which a part was not asked says nothing about it.
+    """
+    found = []
+    parts = metrics.get("reward_parts")
+    for name, part in parts.items() if isinstance(parts, Mapping) else ():
+        if not isinstance(part, Mapping) or "mean" in part or part.get("errors") != 0:
+            state.scored.add(name)
+        key = f"part_abstained:{name}"
+        if name in state.scored or key in state.taught:
+            continue
+        state.streaks[key] += 1
+        if state.streaks[key] >= SILENT_PART_STEPS:
+            state.taught.add(key)
+            text = f"part `{name}` returned None for every completion so far: a forgotten return? Look at `rewards`."
+            found.append(("part_abstained", text))
     return found
 
 
@@ -116,7 +141,8 @@ def _entropy_collapsed(flat: Mapping[str, float], state: LessonState) -> bool:
 
 
 def _no_gradient(flat: Mapping[str, float], state: LessonState) -> bool:
-    return flat.get("grad_norm") == 0.0
+    failing = flat.get("reward_errors", 0.0) > 0 or flat.get("samples_dropped", 0.0) > 0  # then nothing was there to learn from
+    return flat.get("grad_norm") == 0.0 and not failing
 
 
 def _errors_grow(flat: Mapping[str, float], state: LessonState) -> bool:
@@ -147,7 +173,7 @@ LESSONS: tuple[Lesson, ...] = (
         steps=5,
         holds=_rewards_all_zero,
         text="Every reward of the first {steps} steps was exactly 0: nothing is learned. Usually the rule does not find the answer in the "
-        "text, or the reference is not in the form it expects. Read a few answers in `samples/`, try `rft rewards try`, and look at "
+        "text, or the reference is not in the form it expects. Read a few answers and their rewards in `samples/`, and look at "
         "`rewards`, `data.train.extract_reference` and `models.policy.chat`.",
     ),
     Lesson(

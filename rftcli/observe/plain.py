@@ -4,7 +4,8 @@
 
 Fields stand in this order; one whose metric the event lacks is left out. `eval` is the newest held-out value, `len` the mean sampled tokens of a
 completion, `cut` the share of completions that hit the token limit, `zero` the share of groups without a learning signal; behind the seconds
-stand the slowest stages. Leaves out colour, curves and samples: those are the console's.
+stand the slowest stages. Of a resumed run only the newest attempt is printed, behind one line that says where it goes on. Leaves out colour, curves
+and samples: those are the console's.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rftcli.events import CheckpointSaved, EvalDone, Event, Logged, Progress, RunEnded, RunStarted, StepDone, Warned
-from rftcli.observe.history import History
+from rftcli.observe.follow import newest_attempt
+from rftcli.observe.history import MAX_CAUSE, History
 from rftcli.observe.numbers import flatten, means_with_intervals, number
 from rftcli.observe.series import KEPT_ENDS
-from rftcli.observe.text import clean, duration, interval, percent, short
+from rftcli.observe.text import clean, duration, first_line, interval, path_end, percent, short
 
 WIDTH = 150
 QUIET_SECONDS = 30.0
@@ -34,6 +36,9 @@ class Plain:
 
     def __init__(self, run_dir: Path, options: Any = None, *, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
+        self._run_dir = run_dir
+        self._newest: int | None = None
+        self._passed_over = False
         self._history = History(limit=4 * KEPT_ENDS)
         self._spoke: tuple[int, str] | None = None
         self._spoke_at = 0.0
@@ -41,6 +46,14 @@ class Plain:
 
     def see(self, event: Event) -> None:
         self._history.see(event)
+        if self._newest is None:
+            self._newest = newest_attempt(self._run_dir)  # asked at the first event: an observer may be older than the attempt it is made for
+        if event.attempt < self._newest:
+            self._passed_over = True
+            return
+        if self._passed_over:
+            self._passed_over = False
+            self._print(f"attempt {event.attempt} goes on after step {event.step}")
         match event:
             case RunStarted():
                 self._print(*_start_lines(event))
@@ -126,14 +139,20 @@ def _fields(history: History) -> dict[str, str]:
 
 
 def _start_lines(event: RunStarted) -> list[str]:
-    info = {key: clean(str(value), 60) for key, value in event.info.items() if isinstance(value, (str, int, float)) and not isinstance(value, bool)}
-    name = info.pop("name", "run")
-    return _packed(f"start {name} | attempt {event.attempt} |", [f"{clean(key, 30)} {value}" for key, value in info.items()])
+    info = {key: value for key, value in event.info.items() if isinstance(value, (str, int, float)) and not isinstance(value, bool)}
+    own = [f"  {label} {clean(_plainly(info.pop(key)), MAX_TEXT)}" for key, label in OWN_LINES if key in info]
+    name = clean(str(info.pop("name", "run")), 60)
+    shown = [f"{clean(key, 30)} {path_end(str(value), 60) if key == 'model' else clean(_plainly(value), 60)}" for key, value in info.items()]
+    return [*_packed(f"start {name} | attempt {event.attempt} |", shown), *(line for line in own if len(line) <= WIDTH)]
+
+
+def _plainly(value: str | float) -> str:
+    return short(value) if isinstance(value, float) else str(value)
 
 
 def _end_lines(event: RunEnded, history: History) -> list[str]:
     line = f"end {clean(event.status, 20)} | step {event.step} | {duration(history.seconds)}"
-    return [line] if not event.cause else [line, *_wrapped("  cause: ", event.cause)]
+    return [line] if not event.cause else [line, *_wrapped("  cause: ", first_line(event.cause, MAX_CAUSE))]
 
 
 def _packed(head: str, fields: Iterable[str]) -> list[str]:
@@ -177,6 +196,9 @@ LINE = (
     ("eta",),
 )
 """The groups of a step line, in order."""
+
+OWN_LINES = (("batch", "batch"), ("logprob_probe", "log-prob probe"))
+"""Facts of the start that get a line of their own, and its label. One that is wider than WIDTH is left out: `rft show` has it whole."""
 
 SHORT_STAGES = {"rollout": "roll", "checkpoint": "ckpt"}
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-from rftcli.observe.history import History
+from rftcli.observe.history import MAX_CAUSE, History
 from rftcli.observe.numbers import flatten, means_with_intervals, number
-from rftcli.observe.text import clean, duration, interval, percent, short, sparkline
+from rftcli.observe.text import clean, duration, first_line, interval, percent, short, sparkline
 
 LABEL_COLUMNS = 10
 VALUE_COLUMNS = 44
@@ -35,7 +36,17 @@ PROMPT_LINES = 2
 COMPLETION_LINES = 6
 SHOWN_EVALS = 3
 _STYLES = ("cyan", "magenta", "green", "yellow", "blue", "bright_black")
-View = Callable[[Callable[[History, "Mapping[str, Any] | None"], Any]], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What a frame shows that is in no event. `name`: of the run directory; `stop_reason`: of a stop request (interrupt, terminate), else None."""
+
+    name: str = "run"
+    stop_reason: str | None = None
+
+
+View = Callable[[Callable[[History, "Mapping[str, Any] | None", Around], Any]], Any]
 
 
 class Frame:
@@ -50,14 +61,16 @@ class Frame:
         width = max(options.max_width, MIN_COLUMNS)
         height = None if self.final or not console.is_terminal else max(console.size.height - 1, 1)
         now = None if self.final else self._clock()
-        yield from self._view(lambda history, sample: frame_lines(history, sample, now, width, options.ascii_only)[:height])
+        yield from self._view(lambda history, sample, around: frame_lines(history, sample, now, width, options.ascii_only, around)[:height])
 
 
-def frame_lines(history: History, sample: Mapping[str, Any] | None, now: float | None, width: int, ascii_only: bool = False) -> list[Text]:
+def frame_lines(
+    history: History, sample: Mapping[str, Any] | None, now: float | None, width: int, ascii_only: bool = False, around: Around = Around()
+) -> list[Text]:
     """All lines of a frame, none wider than `width` columns. `now` in seconds since the epoch; None: nothing is going on any more."""
     sections = (
-        _header(history),
-        (*_progress(history, width, ascii_only), *_stage(history, now)),
+        _header(history, around),
+        (*_progress(history, width, ascii_only), *_stage(history, now), *_stopping(history, now, around)),
         _curves(history, width, ascii_only),
         _seconds(history, width, ascii_only),
         _warnings(history, width),
@@ -73,9 +86,9 @@ def frame_lines(history: History, sample: Mapping[str, Any] | None, now: float |
     return [_fitted(line, width, ascii_only) for line in lines]
 
 
-def _header(history: History) -> Iterator[Text]:
+def _header(history: History, around: Around) -> Iterator[Text]:
     info = history.info
-    line = Text.assemble((clean(str(info.get("name", "run")), 60), "bold"))
+    line = Text.assemble((clean(str(info.get("name", around.name)), 60), "bold"))
     for key in ("device", "engine"):
         if key in info:
             line.append(f"  {clean(str(info[key]), 40)}")
@@ -90,7 +103,7 @@ def _header(history: History) -> Iterator[Text]:
         good = history.ended.status == "done"
         yield Text(f"{clean(history.ended.status, 20)} after {duration(history.seconds)}", style="bold green" if good else "bold red")
         if history.ended.cause:
-            yield Text(clean(history.ended.cause, 500), style="red")
+            yield Text(first_line(history.ended.cause, MAX_CAUSE), style="red")
 
 
 def _progress(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
@@ -116,6 +129,12 @@ def _stage(history: History, now: float | None) -> Iterator[Text]:
         silent = now - stage.time
         late = f"  (last sign of life {duration(silent)} ago)" if silent > SILENT_SECONDS else ""
         yield Text(f"now: {clean(stage.stage, 40)} {stage.done}/{stage.of}{late}", style="dim")
+
+
+def _stopping(history: History, now: float | None, around: Around) -> Iterator[Text]:
+    if around.stop_reason is not None and now is not None and history.ended is None:
+        again = "Ctrl-C again" if around.stop_reason == "interrupt" else "Ctrl-C"
+        yield Text(f"stopping after this step ({again} ends it now)", style="bold yellow")
 
 
 def _curves(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
@@ -149,13 +168,17 @@ def _seconds(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
     if not stages or total == 0.0:
         return
     columns = _spark_columns(width)
-    bar, legend = Text(), Text()
+    bar, legend = Text(), Text(f"  {short(total)}s")
+    full = False
     for place, ((name, seconds), style) in enumerate(zip(stages, _STYLES, strict=False)):
         room = columns - len(bar)
         bar.append(("=-~+:."[place] if ascii_only else "█") * min(round(seconds / total * columns), room), style=style)
-        legend.append(f"  {clean(name, 16)} {percent(seconds / total)}", style=style)
+        entry = f"  {clean(name, 16)} {percent(seconds / total)}"
+        full = full or LABEL_COLUMNS + columns + cell_len(legend.plain + entry) > width
+        if not full:
+            legend.append(entry, style=style)
     bar.append(" " * (columns - len(bar)))
-    yield Text.assemble(("seconds".ljust(LABEL_COLUMNS), "bold"), bar, f"  {short(total)}s", legend)
+    yield Text.assemble(("seconds".ljust(LABEL_COLUMNS), "bold"), bar, legend)
 
 
 def _warnings(history: History, width: int) -> Iterator[Text]:

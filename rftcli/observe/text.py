@@ -13,6 +13,7 @@ from collections.abc import Sequence
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-OQ-WYZ`-~])")
 """Terminal control sequences: CSI, the string kinds (titles, links) when they are closed, and the short ones."""
 _LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+MAX_PATH = 4096
 _READ_PER_KEPT = 8
 """How many characters are looked at for each one kept: a text of control sequences alone must not cost its whole length."""
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -30,6 +31,20 @@ def clean(text: str, limit: int, *, lines: bool = False) -> str:
     if len(safe) <= limit and len(window) == len(text):
         return safe
     return safe[: max(limit - 3, 0)] + "..."[:limit]
+
+
+def first_line(text: str, limit: int) -> str:
+    """The first line that says something, cleaned: the headline of a cause whose other lines are a hint or a log."""
+    return clean(text.strip().split("\n", 1)[0], limit)
+
+
+def path_end(path: str, limit: int) -> str:
+    """A path of at most `limit` characters; of a longer one the last two components, which are what tells paths apart."""
+    whole = clean(path, MAX_PATH)
+    if len(whole) <= limit:
+        return whole
+    end = "/".join(whole.rstrip("/").split("/")[-2:])
+    return f".../{end[-(limit - 4) :]}"
 
 
 def _safe(character: str, lines: bool) -> str:

@@ -5,20 +5,33 @@ What is left out: topics, which are pages of the documentation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rftcli.errors import UsageError
+from rftcli.recipe.finding import REQUIRED, RewardRule
 from rftcli.recipe.kinds import ANY_KEY, Key, Kind, fields_of, key_table, keys, pattern_of, show_pattern
 from rftcli.recipe.names import SURE, closest, either
 from rftcli.recipe.not_yet import VALUES, key_reason
 from rftcli.recipe.paths import parse_path
 from rftcli.recipe.rules import RULES
 from rftcli.recipe.schema import as_yaml, default_of
+from rftcli.recipe.sections import Recipe
+
+MOST_MEANT = 8
+"""Keys that a hint lists."""
+RULE_KEY = ("rewards", ANY_KEY, "parts", ANY_KEY, "rule")
 
 
-def explain(path_or_code: str) -> str:
-    """The explanation of a key (`rollout.temperature`, `data.train[0].path`, `rewards.math`) or of a rule's code (`group-of-one`).
+def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | None = None) -> str:
+    """The explanation of a key (`rollout.temperature`, `data.train[0].path`, `rewards.math`), of a rule's code (`group-of-one`), or of one of the
+    reward `rules`, by name; None: the sections of a recipe.
 
     Raises UsageError with the nearest names if there is no such key or rule.
     """
+    rules = rules or {}
+    if path_or_code is None:
+        return _page("A recipe", "What a person wants, whole. `rft explain KEY` says more.", [], _members(Kind(section=Recipe), ()))
     if path_or_code in RULES:
         return _rule(path_or_code)
     if path_or_code in CODES:
@@ -31,12 +44,16 @@ def explain(path_or_code: str) -> str:
         reason = key_reason(pattern[:end])
         if reason is not None:
             return f"{show_pattern(pattern)}\n\n  Not yet supported: {reason}.\n"
+    if pattern == RULE_KEY:
+        return _key(key_table()[pattern], [(name, rule.summary) for name, rule in rules.items()])
     if pattern in key_table():
-        return _key(key_table()[pattern])
+        return _key(key_table()[pattern], [])
+    if path_or_code in rules:
+        return _reward_rule(path_or_code, rules[path_or_code])
     above = key_table().get(pattern[:-1])
     inner = None if above is None or pattern[-1] != ANY_KEY else above.kind.items or above.kind.values
     if inner is None or inner.section is None:
-        raise _unknown(path_or_code, pattern)
+        raise _unknown(path_or_code, pattern, rules)
     return _page(show_pattern(pattern), str(inner.section.__doc__), [], _members(inner, pattern))
 
 
@@ -72,7 +89,8 @@ def _lenient(text: str) -> tuple[str, ...]:
     return tuple(pieces)
 
 
-def _key(key: Key) -> str:
+def _key(key: Key, values: list[tuple[str, str]]) -> str:
+    """`values`: what it may be, and what each means, where `sections` does not say."""
     kind = key.kind
     rows: list[tuple[str, str]] = []
     inner = kind.items or kind.values
@@ -85,7 +103,7 @@ def _key(key: Key) -> str:
     later = VALUES.get(key.pattern, {})
     rows += [("not yet", ", ".join(later))] if later else []
     rows += [("rule", f"{code}: {rule.text}") for code, rule in RULES.items() if key.pattern in rule.about]
-    return _page(key.pattern, str(key.info.description), rows, _members(kind, key.pieces))
+    return _page(key.pattern, str(key.info.description), rows, values or _members(kind, key.pieces))
 
 
 def _members(kind: Kind, pieces: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -103,6 +121,15 @@ def _rule(code: str) -> str:
     return _page(code, rule.text, [("about", ", ".join(rule.about))], [])
 
 
+def _reward_rule(name: str, rule: RewardRule) -> str:
+    def default(value: Any) -> str:
+        return "needed" if value == REQUIRED else f"default {as_yaml(value)}"
+
+    options = [(option, default(value)) for option, value in rule.options.items()]
+    rows = [("is", f"a reward rule, as in `rewards: {{default: [{{rule: {name}}}]}}`")]
+    return _page(name, f"{rule.summary[0].upper()}{rule.summary[1:]}.", rows, options)
+
+
 def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tuple[str, str]]) -> str:
     blocks = [title, f"  {text}"]
     for table in (rows, members):
@@ -112,11 +139,24 @@ def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tupl
     return "\n\n".join(blocks) + "\n"
 
 
-def _unknown(given: str, pattern: tuple[str, ...]) -> UsageError:
-    patterns = [key.pattern for key in keys()]
+def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRule]) -> UsageError:
+    word = pattern[-1]
     beside = {key.name: key.pattern for key in keys() if key.pieces[:-1] == pattern[:-1]}
-    named = closest(pattern[-1], {key.name for key in keys()}, SURE)
-    found = closest(given, [*RULES, *CODES], SURE) or [beside[name] for name in closest(pattern[-1], beside)]
-    found = found or [key.pattern for key in keys() if key.name in named][:5] or closest(given, [*RULES, *patterns])
-    hint = f"did you mean {either(found)}?" if found else "`rft explain rollout` lists a section's keys"
+    named = closest(word, {key.name for key in keys()}, SURE)
+    found = (
+        _keys_with(word, pattern[:-1])
+        or closest(given, [*RULES, *CODES, *rules], SURE)
+        or [beside[name] for name in closest(word, beside)]
+        or [key.pattern for key in keys() if key.name in named]
+        or closest(given, [*RULES, *rules, *(key.pattern for key in keys())])
+    )
+    hint = f"did you mean {either(found[:MOST_MEANT])}?" if found else "`rft explain` lists the sections, `rft explain rollout` a section's keys"
     return UsageError(f"there is no key and no rule `{given}`", hint=hint)
+
+
+def _keys_with(word: str, section: tuple[str, ...]) -> list[str]:
+    """Keys whose name is `word`, or else starts with it or has it between underscores; those of the section that was named, if there are any."""
+    same = [key for key in keys() if key.name == word]
+    found = same or [key for key in keys() if word in key.name.split("_") or (len(word) > 2 and key.name.startswith(word))]
+    near = [key for key in found if key.pieces[:-1] == section] if section else []
+    return [key.pattern for key in near or found]

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rftcli.recipe.paths import KeyPath
 
 KnownRules = Mapping[str, Collection[str]]
 """Name of a reward rule -> names of its options."""
+
+
+class RewardRule(Protocol):
+    """What pages and schemas say of a reward rule, whose table another room has."""
+
+    @property
+    def summary(self) -> str: ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Name -> default; a needed one has the text REQUIRED."""
+        ...
+
+
+REQUIRED = "(required)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,18 @@ def key_table() -> dict[tuple[str, ...], Key]:
     return {key.pieces: key for key in keys()}
 
 
+def topic(path: KeyPath) -> str:
+    """What `rft explain` is asked about a path: the nearest key at or above it, without the brackets that a shell would read.
+
+    >>> topic(("rewards", "math", "parts", 0, "options", "befor"))
+    'rewards.LABEL.parts.options'
+    """
+    pieces = pattern_of(path)
+    while pieces and pieces not in key_table():
+        pieces = pieces[:-1]
+    return show_pattern(pieces).replace("[]", "")
+
+
 def null_has_a_meaning(path: KeyPath) -> bool:
     """Whether null at this key says what its default does not. Elsewhere null takes a value back to the default.
 

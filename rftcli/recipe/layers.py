@@ -26,6 +26,11 @@ def shipped_recipes() -> Path:
     return inside if inside.is_dir() else inside.parents[1] / "recipes"
 
 
+def shipped_names(folder: Path) -> list[str]:
+    """What `rft train NAME` and `extends: NAME` find in the folder of shipped recipes."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
 class Layers:
     """Reads the files of one recipe. One use."""
 
@@ -60,7 +65,7 @@ class Layers:
         message = "the recipe is empty" if empty else "a recipe is a mapping of keys to values"
         got = None if empty else "this is a list" if isinstance(node, Sequence) else "this is a single value"
         place = node.place if node is not None and not empty else Place(source=source, line=1, column=1, length=0)
-        hint = "`rft recipes ls` shows recipes to start from"
+        hint = f"shipped recipes to start from, as in `rft train quickstart`: {', '.join(shipped_names(self.shipped))}"
         self.problems.append(Problem(code="yaml", path="", message=message, place=place, label=got, hint=hint))
 
     def _parents(self, layer: Mapping) -> list[Scalar] | None:
@@ -94,11 +99,11 @@ class Layers:
             self.problems.append(fault.problem)
             return None
         except (OSError, ValueError) as error:
-            return self._refuse(item, f"cannot read `{shown}`", label=reason(error), hint=near(shown))
+            return self._refuse(item, f"cannot read `{shown}`", label=reason(error), hint=self._near(item.text, shown))
         return self.read(source, (*chain, real))
 
     def _locate(self, text: str, source: Source) -> tuple[str, Path]:
-        """(as shown, where it lies) of an extended file. `.yaml` may be left out."""
+        """(as shown, where it lies) of an extended file. `.yaml` may be left out. A bare name that is no file beside the recipe is a shipped one."""
         if text.startswith(PRESETS):
             path = self.shipped / text
         elif text.startswith("~/"):
@@ -108,21 +113,39 @@ class Layers:
         if path.suffix not in (".yaml", ".yml"):
             path = path.with_name(f"{path.name}.yaml")
         beside = not text.startswith((PRESETS, "~", "/"))
+        if _bare(text) and not path.is_file() and text in shipped_names(self.shipped):
+            path, beside = self.shipped / f"{text}.yaml", False
         shown = Path(source.name).parent / path.relative_to(source.base) if beside else path
         return os.path.normpath(shown), Path(os.path.normpath(path))
+
+    def _near(self, text: str, shown: str) -> str | None:
+        """For a bare name the nearest recipe, beside or shipped, or all that are shipped; for a path the nearest file."""
+        shipped = shipped_names(self.shipped)
+        if not _bare(text) or not shipped:
+            return near(shown)
+        beside = [Path(name).stem for name in names_beside(shown)]
+        return did_you_mean(text, {*beside, *shipped}) or f"shipped recipes: {', '.join(shipped)}"
 
     def _refuse(self, item: Node, message: str, *, label: str | None = None, hint: str | None = None) -> None:
         self.problems.append(Problem(code="bad-extends", path="extends", message=message, place=item.place, label=label, hint=hint))
 
 
+def _bare(text: str) -> bool:
+    """A name, neither a path nor a file name."""
+    return "/" not in text and not text.startswith("~") and not Path(text).suffix
+
+
 def near(shown: str) -> str | None:
     """A file of a similar name in the same folder."""
-    path = Path(shown)
+    return did_you_mean(Path(shown).name, names_beside(shown))
+
+
+def names_beside(shown: str) -> list[str]:
+    """Recipe files in the folder of a file; none if it cannot be read."""
     try:
-        names = [item.name for item in path.parent.iterdir() if item.suffix in (".yaml", ".yml")]
+        return sorted(item.name for item in Path(shown).parent.iterdir() if item.suffix in (".yaml", ".yml"))
     except (OSError, ValueError):
-        return None
-    return did_you_mean(path.name, sorted(names))
+        return []
 
 
 def reason(error: OSError | ValueError) -> str:

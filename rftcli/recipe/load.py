@@ -18,8 +18,9 @@ from typing import Any
 
 from rftcli.recipe.expand import Unexpanded
 from rftcli.recipe.finding import KnownRules
+from rftcli.recipe.kinds import topic
 from rftcli.recipe.layers import Layers, near, reason, shipped_recipes
-from rftcli.recipe.merge import single_source_as_list
+from rftcli.recipe.merge import DEFAULT, single_source_as_list
 from rftcli.recipe.overrides import apply_set
 from rftcli.recipe.paths import KeyPath, format_path, parse_path, related
 from rftcli.recipe.problems import Place, Problem, Source, raise_problems
@@ -169,8 +170,7 @@ def _breaches(recipe: Recipe, known_rules: KnownRules | None, root: Mapping, rea
         reads = item.reads if item.at_key and item.reads else (item.path, *item.reads)
         if any(related(path, other) for path in reads for other in reader.doubtful):
             continue
-        path = format_path(item.path)
-        hint = item.hint or f"`rft explain {path}`"
+        hint = item.hint or f"`rft explain {topic(item.path)}`"
         found.append(_problem_at(root, item.path, item.message, reason=item.reason, hint=hint, code=code, allowed=item.allowed, at_key=item.at_key))
     return found
 
@@ -205,6 +205,8 @@ def _origins(root: Mapping) -> dict[str, Origin]:
                 walk(item, (*path, index), item.place)
         else:
             place = node.place if node.place.length else key
+            if node.place.source is DEFAULT:
+                return
             found[format_path(path)] = Origin(file=place.source.name, line=place.line, column=place.column)
 
     walk(root, (), root.place)

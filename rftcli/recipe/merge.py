@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from rftcli.recipe.kinds import null_has_a_meaning
 from rftcli.recipe.paths import KeyPath, format_path
-from rftcli.recipe.problems import Problem
+from rftcli.recipe.problems import Place, Problem, Source
 from rftcli.recipe.tree import Entry, Mapping, Scalar, Sequence
+
+DEFAULT = Source("default", "", "/")
+"""Where a value stands that a shorthand leaves out: nowhere."""
 
 
 def merge(base: Mapping, over: Mapping, path: KeyPath, problems: list[Problem]) -> Mapping:
@@ -50,7 +53,7 @@ def long_rewards(root: Mapping) -> Mapping:
     entries: dict[str, Entry] = {}
     for label, entry in rewards.value.entries.items():
         if isinstance(entry.value, Sequence):
-            combine = Entry(entry.key, Scalar("sum", True, entry.key))
+            combine = Entry(entry.key, Scalar("sum", True, Place(source=DEFAULT, line=1, column=1, length=0)))
             entry = Entry(entry.key, Mapping({"combine": combine, "parts": Entry(entry.key, entry.value)}, entry.value.place))
         entries[label] = entry
     return Mapping({**root.entries, "rewards": Entry(rewards.key, Mapping(entries, rewards.value.place))}, root.place)

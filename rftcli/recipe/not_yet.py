@@ -45,7 +45,7 @@ KEYS: dict[str, str] = {
     "models.scorers": "use a `python` part that calls the model or service",
     **{f"data.train[].{key}": reason for key, reason in _SOURCE.items()},
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
-    "data.check_reference": "run `rft rewards try` on the reference answers",
+    "data.check_reference": "the rewards of the first step stand in the run's `samples/`: look there",
     "data.images": "only text is trained",
     "data.videos": "only text is trained",
     "rollout.penalties": "sampling is without penalties",

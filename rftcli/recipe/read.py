@@ -209,6 +209,18 @@ def _got(node: Node, text: str | None, kind: Kind) -> str:
     return f"the text {shown}" if quoted else shown
 
 
+def _is_text(node: Scalar) -> bool:
+    try:
+        return bool(node.text) and (not node.plain or isinstance(scalars.read_untyped(node.text), str))
+    except scalars.Misread:
+        return False
+
+
+def _in_braces(text: str) -> str:
+    """As text is written between braces."""
+    return "'" + text.replace("'", "''") + "'" if set(text) & set(",{}[]#:&*!|>'\"%@`") else text
+
+
 def _fix(node: Node, kind: Kind, text: str | None) -> str | None:
     """What to write instead, where it is plain to see."""
     if isinstance(node, Mapping):
@@ -217,6 +229,9 @@ def _fix(node: Node, kind: Kind, text: str | None) -> str | None:
         return None
     if node.is_null:
         return "put it in quotes if the text is meant" if kind.text and node.text else "leave the key out for its default"
+    section = kind.section or (kind.items.section if kind.items is not None else None)
+    if section is not None and "path" in fields_of(section) and _is_text(node):
+        return f"did you mean `{{path: {_in_braces(node.text)}}}`?"
     if kind.items is not None and kind.items.section is None:
         return f"write `[{_quote(node.text)}]`"
     if kind.section is not None and node.plain and text in scalars.TRUE:

@@ -6,11 +6,13 @@ What is left out: reading (`load`), and pages for people (`explain`).
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic.fields import FieldInfo
 
+from rftcli.recipe.kinds import Kind, fields_of
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.scalars import Misread, read_untyped
 from rftcli.recipe.sections import Recipe
@@ -25,10 +27,11 @@ _REFERENCED = re.compile(r"[^\s'\"#&*!|>%@`{}\[\],:?-][^\s'\"#,]*\Z")
 """Text with `${VAR}` that stays as it is without quotes."""
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema(rules: Collection[str] = ()) -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a recipe file, with descriptions; for editors: `# yaml-language-server: $schema=recipe.schema.json`.
 
-    Both short forms are in it: a list of parts as a reward entry, and a single mapping as `data.train`.
+    Both short forms are in it: a list of parts as a reward entry, and a single mapping as `data.train`. Needed keys are needed only without
+    `extends`, which may bring them. `rules`: names of the reward rules; without them any name passes.
     """
     schema = Recipe.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
@@ -45,8 +48,23 @@ def json_schema() -> dict[str, Any]:
         "description": extends["description"],
         "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": extends["items"]}],
     }
+    for section in (schema, *definitions.values()):
+        section.pop("required", None)
+    schema |= {"if": {"required": ["extends"]}, "else": _needed(Kind(section=Recipe))}
+    if rules:
+        definitions["RewardPart"]["properties"]["rule"]["anyOf"][0]["enum"] = sorted(rules)
     _drop_titles(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rft recipe", **schema}
+
+
+def _needed(kind: Kind) -> dict[str, Any]:
+    """The part of a schema that says which keys are needed in a mapping, and in those inside it. Items of lists need none."""
+    if kind.section is None:
+        inner = {} if kind.values is None else _needed(kind.values)
+        return {"additionalProperties": inner} if inner else {}
+    names = [info.alias or name for name, info in kind.section.model_fields.items() if info.is_required()]
+    below = {name: found for name, inner in fields_of(kind.section).items() if (found := _needed(inner))}
+    return ({"required": names} if names else {}) | ({"properties": below} if below else {})
 
 
 def _drop_titles(node: Any) -> None:

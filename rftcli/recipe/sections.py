@@ -166,7 +166,12 @@ class RewardPart(Section):
     """One part of a reward: a rule by name, or a python function."""
 
     rule: Text | None = Field(None, description="Name of a built-in rule.")
-    python: Target | None = Field(None, description="Instead of a rule: `module.path:function` that scores a completion.")
+    python: Target | None = Field(
+        None,
+        description="Instead of a rule: `module.path:function` that scores a completion. Its arguments may be any of prompt, completion, "
+        "completion_ids, reference, label, columns, messages, finish, tokens, sample, draw, step, and its `options`; it returns a number, or None "
+        "to abstain.",
+    )
     name: Text | None = Field(None, description="Name of the part in logs and samples; null: the rule's or the function's own name.")
     weight: float = Field(1.0, description="What the part's value is multiplied with before the parts are summed; weights are not renormalised.")
     options: Options = Field({}, description="Arguments of the rule or function.")
@@ -332,7 +337,9 @@ class Recipe(Section):
     name: Name | None = Field(None, description="Name of the run and of its directory; null takes the recipe file's.")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Key of everything random: order of the data, samples, dropout.")
     extends: tuple[Text, ...] = Field(
-        (), description="Recipes this one builds on, left to right: mappings merge, lists replace, null removes; a path is relative to this file."
+        (),
+        description="Recipes this one builds on, left to right: mappings merge, lists replace, null removes; a path is relative to this file, "
+        "a name without a file is a shipped recipe.",
     )
     models: Models = Field(description="The models of the run.")
     data: Data = Field(description="What the run trains on and is evaluated on.")

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rftcli.recipe.kinds import Kind, fields_of, show_number
+from rftcli.recipe.kinds import Kind, fields_of, show_number, topic
 from rftcli.recipe.paths import KeyPath, format_path, related
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.read import Reader
@@ -70,7 +70,7 @@ def _report_missing(path: KeyPath, root: Node, reader: Reader) -> None:
             message=f"`{path[-1]}` is needed",
             place=key,
             label="in this section" if used else "at the top level",
-            hint=f"`rft explain {format_path(path)}`",
+            hint=f"`rft explain {topic(path)}`",
         )
     )
 

@@ -50,7 +50,7 @@ class ErrorWindow:
                 f"{failed} of the last {samples} samples could not be scored, more than reward_shaping.max_error_rate {self._max_error_rate:g} allows"
                 + "".join(f"\n  {count} x {text}" for text, count in errors.most_common(SHOWN))
                 + (f"\n  and {len(errors) - SHOWN} other errors" if len(errors) > SHOWN else ""),
-                hint="`rft rewards try RECIPE` shows the rewards of a few samples; `on_error: abstain` leaves a failing part out",
+                hint="the last file in the run's `samples/` holds texts, rewards and errors; `on_error: abstain` leaves a failing part out",
             )
 
     def state_dict(self) -> Mapping[str, Any]:

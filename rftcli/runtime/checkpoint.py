@@ -54,7 +54,8 @@ def save(
     except OSError as error:
         failure = _describe(error)
     except RuntimeError as error:  # torch.save reports a full disk as RuntimeError
-        failure = str(error).partition("\n")[0] or type(error).__name__
+        first_line = str(error).partition("\n")[0]
+        failure = f"a file could not be written whole (is the disk full?): {first_line}"
     _agree(world, failure, fresh, target)
     if plan.checkpoint.save_hf:
         try:

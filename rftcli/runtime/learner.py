@@ -14,6 +14,7 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed import zero
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from rftcli.algo.schedules import learning_rate
 from rftcli.errors import RftError
@@ -37,6 +38,19 @@ class GuardedAdamW(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         return None if self.skip else super().step(closure)
+
+
+class HeldBackWriter(TorchCheckpointEngine):
+    """Writes as DeepSpeed does, but keeps an error until all ranks are through: a rank that left `save_checkpoint` in the middle because its disk
+    is full would leave the others waiting in its barriers."""
+
+    failure: OSError | RuntimeError | None = None
+
+    def save(self, state_dict: Any, path: str) -> None:
+        try:
+            super().save(state_dict, path)
+        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+            self.failure = self.failure or error
 
 
 def policy_inputs(batch: Batch) -> dict[str, Any]:
@@ -63,6 +77,10 @@ class DeepSpeedLearner:
         self.engine, *_ = deepspeed.initialize(
             model=module.to(device), optimizer=self._optimizer, config=dict(plan.deepspeed), dist_init_required=False
         )
+        self._writer = HeldBackWriter()
+        self._writer.zipfile_serialization = self.engine.checkpoint_engine.zipfile_serialization
+        self.engine.checkpoint_engine = self._writer
+        self.engine._copy_recovery_script = lambda path: None  # rank 0 alone would write it, and fail alone; policy/ needs no recovery
         self.module = module
 
     @property
@@ -139,7 +157,11 @@ class DeepSpeedLearner:
                 yield name, parameter.data.detach()
 
     def save(self, directory: Path) -> None:
+        """Raises OSError or RuntimeError where this rank's part could not be written, after the others have written theirs."""
+        self._writer.failure = None
         self.engine.save_checkpoint(str(directory), tag=TAG, save_latest=False)
+        if self._writer.failure is not None:
+            raise self._writer.failure
 
     def load(self, directory: Path) -> None:
         path, _ = self.engine.load_checkpoint(str(directory), tag=TAG)

@@ -10,7 +10,7 @@ from rich.console import Console as RichConsole
 from rftcli.events import EvalDone, Progress, RunEnded, RunStarted, Warned
 from rftcli.observe.console import Console
 from rftcli.observe.history import History
-from rftcli.observe.screen import MIN_COLUMNS, Frame, frame_lines
+from rftcli.observe.screen import MIN_COLUMNS, Around, Frame, frame_lines
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]四[/bold red] [/] [link=http://x]\u202e:smile: \ud800" * 7000
 
@@ -101,6 +101,25 @@ def test_narrow_frames_keep_the_numbers(history):
     assert "now:" not in text
 
 
+def test_stages_that_do_not_fit_are_left_out_whole(step_done):
+    history = History()
+    seconds = {"rollout": 60.0, "learn": 20.0, "score": 10.0, "sync": 5.0, "credit": 4.0, "total": 100.0}
+    history.see(step_done(1, seconds=seconds))
+    (line,) = (text.plain.rstrip() for text in frame_lines(history, None, now=None, width=100) if text.plain.startswith("seconds"))
+    assert line.endswith("  100s  rollout 60%  learn 20%  score 10%")
+    (line,) = (text.plain.rstrip() for text in frame_lines(history, None, now=None, width=200) if text.plain.startswith("seconds"))
+    assert line.endswith("  sync 5%  credit 4%")
+
+
+@pytest.mark.parametrize(("reason", "key"), [("interrupt", "Ctrl-C again"), ("terminate", "Ctrl-C")])
+def test_a_stop_request_is_shown_while_the_run_goes_on(history, reason, key):
+    around = Around(stop_reason=reason)
+    text = f"stopping after this step ({key} ends it now)"
+    assert text in _text(frame_lines(history, SAMPLE, now=1403.0, width=100, around=around))
+    assert "stopping" not in _text(frame_lines(history, SAMPLE, now=None, width=100, around=around))
+    assert "stopping" not in _text(frame_lines(history, SAMPLE, now=1403.0, width=100))
+
+
 def test_a_frame_before_anything_happened():
     assert _text(frame_lines(History(), None, now=0.0, width=80)).split("\n") == ["run", "", "step 0"]
 
@@ -138,9 +157,49 @@ def test_the_live_screen_gives_the_terminal_back_with_one_last_frame(tmp_path, s
         assert text in last
 
 
+def test_the_second_screen_opens_when_the_newest_attempt_starts(tmp_path, terminal):
+    (tmp_path / "attempts" / "1").mkdir(parents=True)
+    rich_console = terminal(200, 30)
+    console = Console(tmp_path, console=rich_console, clock=lambda: 30.0)
+    (tmp_path / "attempts" / "2").mkdir()
+    events = [
+        RunStarted(time=0.0, attempt=1, step=0, info={"name": "gsm8k"}),
+        RunEnded(time=10.0, attempt=1, step=0, status="failed", cause="boom"),
+        Warned(time=20.0, attempt=2, step=0, code="slow_disk", text="t"),
+    ]
+    for event in events:
+        console.see(event)
+    assert rich_console.file.getvalue() == f"{tmp_path.name}: starting the ranks\nlog: {tmp_path}/logs/latest/rank_0.log\n"
+    console.see(RunStarted(time=30.0, attempt=2, step=0, info={"name": "gsm8k"}))
+    assert "\x1b[?1049h" in rich_console.file.getvalue()
+    console.close()
+    console.see(RunStarted(time=31.0, attempt=2, step=0))
+    assert rich_console.file.getvalue().count("\x1b[?1049h") == 1
+
+
+def test_a_start_that_fails_leaves_the_terminal_alone(tmp_path, terminal):
+    rich_console = terminal(200, 30)
+    console = Console(tmp_path, console=rich_console)
+    console.see(RunEnded(time=3.0, attempt=1, step=0, status="failed", cause="no such model\nhint: look"))
+    console.close()
+    shown = rich_console.export_text()
+    assert "\x1b[?1049h" not in rich_console.file.getvalue()
+    assert [line.rstrip() for line in shown.split("\n")[2:]] == [tmp_path.name, "failed after 0.0s", "no such model", "", "step 0", ""]
+
+
+def test_the_screen_reads_the_stop_request_of_its_attempt(tmp_path, step_done, terminal):
+    rich_console = terminal(100, 30)
+    console = Console(tmp_path, console=rich_console, clock=lambda: 1403.0)
+    (tmp_path / "attempts" / "1").mkdir(parents=True)
+    (tmp_path / "attempts" / "1" / "stop.json").write_text('{"reason": "interrupt", "time": 1.0}')
+    console.see(step_done(1, reward_mean=0.5))
+    assert "stopping after this step (Ctrl-C again ends it now)" in rich_console.file.getvalue()
+    console.close()
+
+
 def test_a_low_terminal_loses_the_sample_first_but_not_in_the_last_frame(history, terminal):
     rich_console = terminal(100, 12)
-    frame = Frame(lambda draw: draw(history, SAMPLE), clock=lambda: 1403.0)
+    frame = Frame(lambda draw: draw(history, SAMPLE, Around()), clock=lambda: 1403.0)
     rich_console.print(frame)
     live = rich_console.export_text()
     assert "step 40/200" in live
@@ -153,7 +212,7 @@ def test_a_low_terminal_loses_the_sample_first_but_not_in_the_last_frame(history
 
 def test_a_frame_follows_the_size_of_the_terminal(history, terminal):
     rich_console = terminal(100, 40)
-    frame = Frame(lambda draw: draw(history, SAMPLE), clock=lambda: 1403.0)
+    frame = Frame(lambda draw: draw(history, SAMPLE, Around()), clock=lambda: 1403.0)
     for width in (100, 40, 70):
         rich_console.width = width
         rich_console.print(frame)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rftcli.events import RunEnded, RunStarted, Warned, to_line
-from rftcli.observe.follow import Audience, Tail, follow
+from rftcli.observe.follow import Audience, Tail, follow, newest_attempt
 
 
 class Recorder:
@@ -165,3 +165,10 @@ def test_tail_reads_a_large_file_in_pieces(tmp_path, step_done):
     assert [e.step for e in tail.events()] == [3]
     assert list(tail.events()) == []
     tail.close()
+
+
+def test_the_newest_attempt_is_the_highest_number(tmp_path):
+    assert newest_attempt(tmp_path) == 0
+    for name in ("2", "10", "note"):
+        (tmp_path / "attempts" / name).mkdir(parents=True)
+    assert newest_attempt(tmp_path) == 10

@@ -147,6 +147,9 @@ def test_summary_of_a_finished_run(tmp_path, step_done):
     run_dir = tmp_path / "my run"
     for name in ("samples", "checkpoints", "final", "attempts/1/logs"):
         (run_dir / name).mkdir(parents=True)
+        (run_dir / name / "file").touch()
+    for name in ("evals", "tensorboard"):
+        (run_dir / name).mkdir()  # empty: not worth a line
     history = History()
     history.see(RunStarted(time=1000.0, attempt=1, step=0, info={"steps": 40}))
     history.see(_eval(0, 1, 0.25, time=1000.0))
@@ -171,12 +174,37 @@ def test_summary_of_a_finished_run(tmp_path, step_done):
     ]
 
 
+def test_summary_of_an_evaluation(tmp_path):
+    for name in ("samples", "evals", "checkpoints"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "evals" / "step_000010.json").touch()
+    history = History()
+    history.see(RunStarted(time=1000.0, attempt=1, step=10, info={"name": "q"}))
+    history.see(_eval(10, 1, 0.5, time=1001.5))
+    assert summary(history, tmp_path).startswith("unfinished: 10 steps")
+    history.see(RunEnded(time=1002.0, attempt=1, step=10, status="done"))
+    assert summary(history, tmp_path).split("\n") == [
+        "evaluated step 10 in 2.0s",
+        "  eval gsm8k  mean@1 0.500 [0.400,0.600]  (step 10)",
+        f"  evals       {tmp_path}/evals",
+    ]
+
+
+def test_a_training_run_that_fails_after_its_first_evaluation_is_no_evaluation(tmp_path):
+    history = History()
+    history.see(_eval(0, 1, 0.5, time=0.0))
+    history.see(RunEnded(time=2.0, attempt=1, step=0, status="failed", cause="boom"))
+    assert summary(history, tmp_path).startswith("failed: 0 steps in 2.0s\n  cause: boom\n")
+
+
 def test_summary_of_a_run_that_failed_says_why_and_how_to_go_on(tmp_path):
     history = History()
     history.see(RunStarted(time=0.0, attempt=3, step=0, info={"steps": 40}))
-    history.see(RunEnded(time=5.0, attempt=3, step=0, status="failed", cause="out of memory\nin \x1b[31mrollout"))
-    text = summary(history, tmp_path)
-    assert text.split("\n") == ["failed: 0 of 40 steps in 5.0s, attempt 3", "  cause: out of memory in rollout", "next:", f"  rft resume {tmp_path}"]
+    history.see(RunEnded(time=5.0, attempt=3, step=0, status="failed", cause="out of \x1b[31mmemory\nhint: fewer rows"))
+    headline = ["failed: 0 of 40 steps in 5.0s, attempt 3", "  cause: out of memory"]
+    assert summary(history, tmp_path).split("\n") == headline  # nothing was committed: nothing to resume from
+    history.see(CheckpointSaved(time=4.0, attempt=3, step=0, path="checkpoints/step_000000", seconds=1.0))
+    assert summary(history, tmp_path).split("\n") == [*headline, "next:", f"  rft resume {tmp_path}", f"  rft eval {tmp_path}"]
     assert summary(History(), tmp_path).startswith("unfinished: 0 steps in 0.0s")
 
 

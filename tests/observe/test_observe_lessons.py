@@ -15,7 +15,10 @@ CASES = {
     "truncated": ([{"truncated_fraction": 0.51}], [{"truncated_fraction": 0.5}]),
     "entropy_collapse": ([{"entropy": 2.0}, {"entropy": 0.19}], [{"entropy": 2.0}, {"entropy": 0.2}]),
     "kl_large": ([{"kl": 1.01}], [{"kl": 1.0}, {"kl": "nan"}]),
-    "no_gradient": ([{"grad_norm": 0.0}], [{"grad_norm": 1e-12}, {}]),
+    "no_gradient": (
+        [{"grad_norm": 0.0, "reward_errors": 0, "samples_dropped": 0}],
+        [{"grad_norm": 1e-12}, {}, {"grad_norm": 0.0, "reward_errors": 1}, {"grad_norm": 0.0, "samples_dropped": 1}],
+    ),
     "reward_errors": ([{"reward_errors": e} for e in (1, 1, 2)], [{"reward_errors": e} for e in (0, 1, 2, 0, 2, 2, 2, 1)]),
     "ratio_off": ([{"ratio_mean": 1.011}], [{"ratio_mean": 0.991}, {"ratio_mean": 1.009}]),
     "mostly_clipped": ([{"clip_low_fraction": 0.3, "clip_high_fraction": 0.21}], [{"clip_low_fraction": 0.3, "clip_high_fraction": 0.2}]),
@@ -88,3 +91,25 @@ def test_the_state_survives_a_resume():
     assert resumed == first
     found = dict(lessons({"truncated_fraction": 0.9, "entropy": 0.1, "reward_mean": 0.0, "reward_std": 0.0, "reward_errors": 2}, resumed))
     assert set(found) == {"entropy_collapse", "reward_always_zero", "reward_errors"}
+
+
+def _parts(**parts):
+    return {"reward_parts": parts}
+
+
+def test_a_part_that_never_scores_nor_fails_is_named_once():
+    silent, fine = {"errors": 0}, {"mean": 0.0, "std": 0.0, "errors": 0}
+    state = LessonState(on_policy=True)
+    found = [lessons(_parts(mine=silent, math=fine), state) for _ in range(2)]
+    resumed = LessonState(on_policy=True)
+    resumed.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    found += [lessons(_parts(mine=silent, late=silent, math=fine), resumed) for _ in range(4)]
+    text = "part `{}` returned None for every completion so far: a forgotten return? Look at `rewards`."
+    mine, late = ("part_abstained", text.format("mine")), ("part_abstained", text.format("late"))
+    assert found == [[], [], [mine], [], [late], []]
+
+
+@pytest.mark.parametrize("once", [{"mean": 1.0, "std": 0.0, "errors": 0}, {"errors": 2}])
+def test_a_part_that_scored_or_failed_before_may_abstain(once):
+    state = LessonState(on_policy=True)
+    assert [lessons(_parts(mine=part), state) for part in [{"errors": 0}, once, *[{"errors": 0}] * 5]] == [[]] * 7

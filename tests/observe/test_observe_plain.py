@@ -77,6 +77,43 @@ def test_a_whole_run(printed):
     ]
 
 
+def test_the_start_names_the_model_and_the_batch(printed):
+    batch = "32 prompts x 8 samples = 256 completions a step = 1 update x 2 ranks x 128 rows (one micro-batch of 128)"
+    model = "/home/someone/experiments/with/a/long/way/down/to/checkpoints/step_000030/policy"
+    assert printed(_start(model=model, parameters=771968, batch=batch, logprob_probe=3.814697265625e-06, rate=0.5)) == [
+        "start gsm8k | attempt 1 | model .../step_000030/policy parameters 771968 rate 0.500",
+        f"  batch {batch}",
+        "  log-prob probe 3.8e-6",
+    ]
+    assert printed(_start(batch="x" * WIDTH)) == ["start gsm8k | attempt 1 |"]
+
+
+def test_of_a_resumed_run_only_the_newest_attempt_is_printed(tmp_path):
+    (tmp_path / "attempts" / "1").mkdir(parents=True)
+    stream = io.StringIO()
+    plain = Plain(tmp_path, stream=stream)
+    (tmp_path / "attempts" / "2").mkdir()  # made after the observer
+    for event in (
+        _start(steps=40),
+        _eval(0, {"gsm8k": {"mean@1": {"value": 0.25}}}),
+        _step(20, {"reward_mean": 0.1}),
+        RunEnded(time=500.0, attempt=1, step=20, status="failed", cause="boom"),
+        RunStarted(time=900.0, attempt=2, step=10, info={"name": "gsm8k", "steps": 40}),
+        StepDone(time=910.0, attempt=2, step=11, metrics={"reward_mean": 0.5}),
+    ):
+        plain.see(event)
+    assert stream.getvalue().split("\n") == [
+        "attempt 2 goes on after step 10",
+        "start gsm8k | attempt 2 | steps 40",
+        "step 11/40  reward  0.500 eval 0.250",
+        "",
+    ]
+
+
+def test_the_end_gives_the_first_line_of_the_cause(printed):
+    assert printed(RunEnded(time=1.0, attempt=1, step=0, status="failed", cause="no space\nhint: delete"))[1:] == ["  cause: no space"]
+
+
 def test_only_metrics_that_are_present(printed):
     assert printed(_step(3, {"reward_mean": 0.25, "grad_norm": "nan"})) == ["step 3  reward  0.250  grad   nan"]
     assert printed(_step(3, {})) == ["step 3"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rftcli.observe.numbers import flatten, flatten_evals, means_with_intervals, number
 from rftcli.observe.samples import first_samples
-from rftcli.observe.text import clean, duration, interval, percent, short, sparkline
+from rftcli.observe.text import clean, duration, first_line, interval, path_end, percent, short, sparkline
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,18 @@ def test_clean_keeps_lines_and_cuts():
     assert clean("x" * 200_000, 10) == "xxxxxxx..."
     assert clean("x" * 10, 10) == "x" * 10
     assert len(clean("\x1b[31m" * 50_000, 10)) <= 10
+
+
+def test_first_line():
+    assert first_line("\n out of \x1b[31mmemory\nhint: fewer rows", 100) == "out of memory"
+    assert first_line("", 100) == ""
+    assert first_line("x" * 99, 10) == "xxxxxxx..."
+
+
+def test_path_end_keeps_what_tells_paths_apart():
+    assert path_end("/runs/a/policy", 20) == "/runs/a/policy"
+    assert path_end("/home/me/long/way/to/checkpoints/step_000030/policy/", 40) == ".../step_000030/policy"
+    assert path_end("/a/" + "x" * 99 + "end", 20) == ".../" + "x" * 13 + "end"
 
 
 @given(st.text(st.characters(), max_size=300), st.integers(3, 50), st.booleans())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rftcli.recipe.load import load_text
 from rftcli.recipe.not_yet import KEYS
 from rftcli.recipe.rules import RULES
 from rftcli.recipe.schema import as_yaml, json_schema, resolved_yaml
+from rftcli.recipe.sections import Recipe
 
 
 def test_a_key() -> None:
@@ -78,13 +80,53 @@ def test_every_key_rule_and_code_has_a_page() -> None:
         ("train.stps", "did you mean `train.steps`?"),
         ("group-of-on", "did you mean `group-of-one`?"),
         ("rewards.math.parts.wieght", "did you mean `rewards.LABEL.parts[].weight`?"),
-        ("zzzz", "`rft explain rollout` lists a section's keys"),
+        ("reward", "did you mean `rewards` or `reward_shaping`?"),
+        ("path", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path`?"),
+        ("data.pat", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path`?"),
+        ("temp", "did you mean `models.policy.chat.template` or `rollout.temperature` or `eval.temperature`?"),
+        ("passes", "did you mean `train.data_passes`?"),
+        ("zzzz", "`rft explain` lists the sections, `rft explain rollout` a section's keys"),
     ],
 )
 def test_what_is_not_there(path: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         explain(path)
     assert caught.value.hint == hint and caught.value.exit_code == 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    summary: str
+    options: Mapping[str, Any]
+
+
+REWARDS = {
+    "same": Row(summary="1 if equal", options={"after": None, "limit": "(required)", "read": ("a", "b")}),
+    "plain": Row(summary="always 1", options={}),
+}
+
+
+def test_a_reward_rule() -> None:
+    assert explain("same", REWARDS) == (
+        "same\n\n"
+        "  1 if equal.\n\n"
+        "  is  a reward rule, as in `rewards: {default: [{rule: same}]}`\n\n"
+        "  after  default null\n"
+        "  limit  needed\n"
+        "  read   default [a, b]\n"
+    )
+    assert explain("plain", REWARDS).endswith("[{rule: plain}]}`\n")
+    page = explain("rewards.default.parts.rule", REWARDS)
+    assert page.startswith("rewards.LABEL.parts[].rule\n") and page.endswith("\n\n  same   1 if equal\n  plain  always 1\n")
+    with pytest.raises(UsageError) as caught:
+        explain("plian", REWARDS)
+    assert caught.value.hint == "did you mean `plain`?"
+
+
+def test_without_a_topic_the_sections() -> None:
+    lines = explain().splitlines()
+    assert [line.split()[0] for line in lines[4:]] == list(Recipe.model_fields)
+    assert f"  rollout         {Recipe.model_fields['rollout'].description}" in lines
 
 
 @pytest.mark.parametrize("path", ["", "a[", "seed.deep", "models.policy.options.x", "data.train.path.x", "."])
@@ -106,7 +148,7 @@ def nodes(schema: Any) -> Iterator[dict[str, Any]]:
 def test_the_schema_has_every_key_with_its_meaning() -> None:
     schema = json_schema()
     assert json.loads(json.dumps(schema)) == schema
-    assert schema["required"] == ["models", "data", "rewards"]
+    assert schema["else"]["required"] == ["models", "data", "rewards"]
     texts = {node["description"] for node in nodes(schema) if isinstance(node.get("description"), str)}
     assert {key.info.description for key in keys()} <= texts
     for node in nodes(schema):
@@ -120,6 +162,27 @@ def test_the_schema_takes_short_forms() -> None:
     assert {"type": "array", "items": {"$ref": "#/$defs/RewardPart"}} in schema["properties"]["rewards"]["additionalProperties"]["anyOf"]
     assert {"$ref": "#/$defs/TrainSource"} in schema["$defs"]["Data"]["properties"]["train"]["anyOf"]
     assert {"type": "string", "minLength": 1} in schema["properties"]["extends"]["anyOf"]
+
+
+def test_needed_keys_may_come_from_a_parent() -> None:
+    """No `required` is in force in a recipe with `extends`; without one, every needed key is listed where it is."""
+    schema = json_schema()
+    assert schema["if"] == {"required": ["extends"]} and "then" not in schema
+    needed = schema.pop("else")
+    schema.pop("if")
+    assert not [node for node in nodes(schema) if isinstance(node.get("required"), list)]
+    assert needed["properties"]["models"] == {"required": ["policy"], "properties": {"policy": {"required": ["path"]}}}
+    assert needed["properties"]["data"] == {"required": ["train"]}
+    assert needed["properties"]["rewards"] == {"additionalProperties": {"required": ["parts"]}}
+    assert set(needed["properties"]) == {"models", "data", "rewards"}
+
+
+def test_the_schema_may_list_reward_rules() -> None:
+    def rule(schema: dict[str, Any]) -> list[dict[str, Any]]:
+        return schema["$defs"]["RewardPart"]["properties"]["rule"]["anyOf"]
+
+    assert rule(json_schema()) == [{"type": "string", "minLength": 1}, {"type": "null"}]
+    assert rule(json_schema(REWARDS)) == [{"type": "string", "minLength": 1, "enum": ["plain", "same"]}, {"type": "null"}]
 
 
 def test_a_resolved_recipe_reads_as_the_same(full: str) -> None:
@@ -137,6 +200,7 @@ def test_origins_are_comments(minimal: str) -> None:
     loaded = load_text(minimal, sets=["rollout.stop=[a, b]"], env={})
     lines = resolved_yaml(loaded, origins=True).splitlines()
     comments = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in lines if "# " in line}
+    assert comments["combine"] == "default" and comments["- rule"] == "recipe:3:28" and "rewards.default.combine" not in loaded.origins
     assert comments["steps"] == "recipe:4:16" and comments["stop"] == "--set 1:1:15" and comments["top_k"] == "default"
     assert load_text("\n".join(lines), env={}).recipe == loaded.recipe
 

@@ -139,6 +139,33 @@ def test_presets_lie_in_the_shipped_folder(write: Write, minimal: str, tmp_path:
     assert problem.place is not None and (problem.place.line, problem.place.column, problem.place.length) == (1, 11, 12)
 
 
+def test_a_name_without_a_file_is_a_shipped_recipe(write: Write, minimal: str, tmp_path: Path) -> None:
+    write("shipped/quick.yaml", minimal)
+    shipped = tmp_path / "shipped"
+    loaded = load(write("mine/c.yaml", "extends: [quick]\nseed: 3\n"), shipped=shipped)
+    assert (loaded.recipe.train.steps, loaded.recipe.seed) == (10, 3)
+    assert loaded.recipe.data.train[0].path == f"{shipped}/train.jsonl"
+    assert str(loaded.origin("train.steps")) == f"{shipped}/quick.yaml:4:16"
+    for text, hint in (("quikc", "did you mean `quick`?"), ("zzz", "shipped recipes: quick")):
+        (problem,) = refused(write("mine/d.yaml", f"extends: {text}\n"), shipped=shipped)
+        assert (problem.code, problem.hint) == ("bad-extends", hint), text
+    for path in ("./quick", "quick.yaml", "mine/quick"):
+        (problem,) = refused(write("mine/d.yaml", f"extends: {path}\n"), shipped=shipped)
+        assert problem.message.startswith("cannot read `"), path
+    write("mine/quick.yaml", minimal.replace("10", "20"))
+    assert load(tmp_path / "mine" / "c.yaml", shipped=shipped).recipe.train.steps == 20
+
+
+def test_the_quickstart_can_be_built_on(write: Write) -> None:
+    assert load(write("c.yaml", "extends: quickstart\ntrain: {steps: 2}\n")).recipe.train.steps == 2
+
+
+def test_an_empty_recipe_names_those_to_start_from(write: Write, minimal: str, tmp_path: Path) -> None:
+    write("shipped/quick.yaml", minimal)
+    (problem,) = refused(write("mine/c.yaml", "# to come\n"), shipped=tmp_path / "shipped")
+    assert problem.hint == "shipped recipes to start from, as in `rft train quickstart`: quick"
+
+
 def test_a_home_and_a_variable_in_extends(write: Write, minimal: str, tmp_path: Path) -> None:
     write("base.yaml", minimal)
     assert load(write("c.yaml", "extends: ~/base.yaml\n")).recipe.train.steps == 10

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rftcli.recipe.explain import explain
 from rftcli.recipe.kinds import fields_of, key_table, keys, pattern_of
 from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import load_text
@@ -146,3 +147,31 @@ def test_a_suggestion_names_the_path_that_was_meant() -> None:
     assert suggest_key((), "rolout", known).meant == (("rollout",),)
     assert suggest_key((), "temperature", known).meant == (("rollout", "temperature"), ("eval", "temperature"))
     assert suggest_key((), "qqqq", known).meant == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [
+        ("data: {train: chat.jsonl}", "did you mean `{path: chat.jsonl}`?"),
+        ("data: {train: 'a, b.jsonl'}", "did you mean `{path: 'a, b.jsonl'}`?"),
+        ("data: {train: {path: t}, eval: {test: t.jsonl}}", "did you mean `{path: t.jsonl}`?"),
+        ("data: {train: 3}", None),
+    ],
+)
+def test_a_path_in_the_place_of_a_set(problems_of: Problems, minimal: str, line: str, label: str | None) -> None:
+    (problem,) = problems_of(minimal.replace("data: {train: {path: train.jsonl}}", line))
+    assert problem.code == "wrong-value" and problem.label == label
+
+
+def test_a_policy_written_as_its_path(problems_of: Problems, minimal: str) -> None:
+    (problem,) = problems_of(minimal.replace("{path: org/model}", "org/model"))
+    assert (problem.path, problem.label) == ("models.policy", "did you mean `{path: org/model}`?")
+
+
+def test_hints_name_topics_that_exist(problems_of: Problems, minimal: str) -> None:
+    """An option's name and an index are no topic; brackets would be a shell's."""
+    text = minimal.replace("{default: [{rule: exact}]}", "{add: [{rule: exact, options: {befor: x}}, {weight: 2}], default: []}")
+    found = problems_of(text, known_rules={"exact": ("after",)})
+    assert [item.hint for item in found] == [f"`rft explain rewards.LABEL.parts{end}`" for end in (".options", "", "")]
+    for item in found:
+        assert explain(str(item.hint).split("`")[1].removeprefix("rft explain ")).startswith("rewards.LABEL.parts")
