@@ -42,5 +42,7 @@ def finish(run: RunDir, outcome: Outcome, *, as_json: bool) -> int:
         if run.committed_checkpoints():
             talk.say(f"hint: `rft resume {run.path}` goes on from {run.committed_checkpoints()[-1].name}")
     elif state.status == "stopped":
-        talk.say(f"{state.cause}\n`rft resume {run.path}` goes on")
+        talk.say(state.cause or "stopped")
+        if run.committed_checkpoints():
+            talk.say(f"`rft resume {run.path}` goes on")
     return outcome.exit_code

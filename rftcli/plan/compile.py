@@ -93,6 +93,7 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
     learner = _learner(recipe, facts, world, policy, batch, notes)
     rollout = _rollout(recipe, learner)
     _check_lengths(recipe, facts, problems)
+    _check_stage(recipe, policy, problems)
     steps = _steps(recipe, facts, problems)
     if problems:
         raise CompileError(problems)
@@ -250,6 +251,18 @@ def _check_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) ->
         if prompt + new > limit:
             message = f"max_prompt_tokens {prompt} + max_new_tokens {new} = {prompt + new} positions, the model has {limit}"
             problems.append(PlanProblem(path=path, message=message, hint=f"max_prompt_tokens + max_new_tokens must be at most {limit}"))
+
+
+def _check_stage(recipe: Recipe, policy: ModelPlan, problems: list[PlanProblem]) -> None:
+    if recipe.train.deepspeed.zero_stage == 0 and policy.dtype == "bfloat16":
+        problems.append(
+            PlanProblem(
+                path="train.deepspeed.zero_stage",
+                message="must be at least 1 for a policy in bfloat16",
+                reason="float32 master weights and gradients are kept from there on",
+                hint="or train in float32: `models.policy.dtype: float32`",
+            )
+        )
 
 
 def _steps(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> int:

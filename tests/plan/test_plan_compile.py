@@ -152,6 +152,17 @@ def test_a_batch_that_does_not_divide(compiled: Compiled) -> None:
     assert "updates_per_step x ranks (1 x 6 = 6)" in message and "prompts_per_step 498 or 504" in message and "ranks 5 or 10" in message
 
 
+def test_bfloat16_needs_a_stage_that_keeps_float32_weights(compiled: Compiled, gpus: MachineFacts) -> None:
+    """Number type auto is bfloat16 on GPUs: found now, not by a rank that has loaded the model."""
+    unsharded = "train.deepspeed.zero_stage=0"
+    refused = {"train.deepspeed.zero_stage": "must be at least 1 for a policy in bfloat16"}
+    assert problems_of(compiled, unsharded, machine=gpus) == refused
+    assert problems_of(compiled, unsharded, "models.policy.dtype=bfloat16") == refused
+    assert compiled(unsharded, "models.policy.dtype=float32", machine=gpus).learner.zero_stage == 0
+    assert compiled(unsharded).learner.zero_stage == 0
+    assert compiled(machine=gpus, parameters=5).learner.zero_stage == 1
+
+
 @pytest.mark.parametrize(
     ("sets", "paths"),
     [

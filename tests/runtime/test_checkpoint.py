@@ -288,6 +288,20 @@ def test_a_disk_that_is_full(run: RunDir, plan: Plan, how: str) -> None:
     assert names(run) == ["step_000005", "step_000010"]
 
 
+def test_deepspeeds_writer_waits_with_its_error(tmp_path: Path) -> None:
+    """A rank that left DeepSpeed's save in the middle would leave the others in its barriers: the error is kept until all are through."""
+    from rftcli.runtime.learner import HeldBackWriter
+
+    writer = HeldBackWriter()
+    with largest_file(50_000):
+        writer.save({"big": torch.zeros(100_000)}, str(tmp_path / "big.pt"))
+        first = writer.failure
+        writer.save({"small": torch.ones(10)}, str(tmp_path / "small.pt"))
+        writer.save({"big": torch.zeros(100_000)}, str(tmp_path / "gone" / "big.pt"))
+    assert isinstance(first, (OSError, RuntimeError)) and writer.failure is first
+    assert writer.load(str(tmp_path / "small.pt"))["small"].tolist() == [1.0] * 10
+
+
 def test_a_disk_that_fills_up_with_the_small_files(run: RunDir, plan: Plan) -> None:
     write(run, 5, plan, Weight(SoloWorld(), 1.0))
     learner = Weight(SoloWorld(), 1.0, write=lambda path, value: None)
