@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rftcli.cli import talk
+from rftcli.errors import UsageError
 
 app = typer.Typer(add_completion=False)
 
@@ -32,7 +33,10 @@ def plan(
     for text in prepared.warnings:
         talk.say(f"warning: {text}")
     if out is not None:
-        write_text(out, plan_to_json(prepared.plan))
+        try:
+            write_text(out, plan_to_json(prepared.plan))
+        except OSError as error:
+            raise UsageError(f"{out} cannot be written: {error.strerror}") from error
         talk.say(f"written to {out}; run it with `rft train {out}`")
     if as_json:
         talk.data(to_data(prepared.plan))

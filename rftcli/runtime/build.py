@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from rftcli.data.prompts import PromptBuilder
@@ -86,7 +87,7 @@ class Job:
         if self.world.rank == 0:
             try:
                 export_hf(self.model, self.tokenizer, state, directory, eos_ids=self.eos_ids)
-            except OSError as error:
+            except (OSError, SafetensorError) as error:  # the second is how safetensors tells of a full disk
                 problem = f"{type(error).__name__}: {error}"
         failed = next((text for text in self.world.gather(problem) if text is not None), None)
         if failed is not None:
@@ -191,8 +192,8 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     eval_sets = make_eval_sets(plan, builder, paths)
     for name, counts in source.counts.items():
         if counts.overlong:
-            emit.warn("overlong_prompts", f"data set `{name}`: {counts.overlong} of {counts.rows} prompts are longer than {plan.data.max_prompt_tokens} "
-                      f"tokens ({plan.data.overlong_prompt})")  # fmt: skip
+            longer = f"{counts.overlong} of {counts.rows} prompts are longer than {plan.data.max_prompt_tokens} tokens"
+            emit.warn("overlong_prompts", f"data set `{name}`: {longer} ({plan.data.overlong_prompt})")
 
     torch.manual_seed(plan.seed)  # dropout, if any; sampling and order have keys of their own
     model = load_model(plan.policy, device)

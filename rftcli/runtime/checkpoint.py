@@ -89,9 +89,11 @@ def _finish(
     if run.recipe.is_file():
         shutil.copyfile(run.recipe, fresh / "recipe.yaml")
     if reward_sources:
-        (fresh / "reward_sources").mkdir()
-        for source in reward_sources:
-            shutil.copyfile(source, fresh / "reward_sources" / source.name)
+        root = Path(plan.rewards.search_path)
+        for source in reward_sources:  # packages keep their folders, so that `pkg.mod` is found again
+            copy = fresh / "reward_sources" / (source.relative_to(root) if source.is_relative_to(root) else source.name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
     _sync_tree(fresh)
     write_text(fresh / COMMITTED, commit_text(step, run.last_attempt()))
     _sync_directory(fresh)

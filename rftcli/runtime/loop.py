@@ -11,9 +11,9 @@ from typing import Any
 
 from rftcli.errors import RftError
 from rftcli.events import CheckpointSaved, EvalDone, RunStarted, StepDone
+from rftcli.plan.plan import Plan
 from rftcli.rewards.failures import count_failures
 from rftcli.runtime import checkpoint
-from rftcli.plan.plan import Plan
 from rftcli.runtime.build import Job, reward_sources
 from rftcli.runtime.tell import all_records, step_metrics, write_eval, write_samples
 from rftcli.stages.collect import Collected, collect

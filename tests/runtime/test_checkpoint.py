@@ -187,13 +187,15 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 def test_what_a_checkpoint_holds(run: RunDir, plan: Plan, tmp_path: Path) -> None:
-    source = tmp_path / "my_rewards.py"
+    plan = replace(plan, rewards=replace(plan.rewards, search_path=str(tmp_path)))
+    source = tmp_path / "mine" / "my_rewards.py"
+    source.parent.mkdir()
     source.write_text("def f(): ...\n")
     run.attempt(3).create()
     folder = write(run, 5, plan, Weight(SoloWorld(), 2.0), sources=(source,), position=Position(40), keep=2)
     assert folder == run.checkpoints / "step_000005"
     assert set(everything(folder)) == {
-        COMMITTED, "plan.json", "policy/weights", "progress.json", "recipe.yaml", "reward_sources/my_rewards.py", "trainer/rank_0.pt",
+        COMMITTED, "plan.json", "policy/weights", "progress.json", "recipe.yaml", "reward_sources/mine/my_rewards.py", "trainer/rank_0.pt",
     }  # fmt: skip
     saved = plan_from_json((folder / "plan.json").read_text())
     assert saved == replace(plan, checkpoint=replace(plan.checkpoint, keep=2))

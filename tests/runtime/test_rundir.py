@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -126,4 +125,4 @@ def test_stop_request_is_read_back(tmp_path: Path) -> None:
     assert attempt.stop_reason() is None
     attempt.request_stop("interrupt")
     assert attempt.stop_reason() == "interrupt"
-    assert not [name for name in os.listdir(attempt.path) if name.startswith(".stop")]
+    assert not [path for path in attempt.path.iterdir() if path.name.startswith(".stop")]
