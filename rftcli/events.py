@@ -128,7 +128,7 @@ def from_line(line: str) -> Event:
 
 def read_events(path: Path) -> Iterator[Event]:
     """All whole events of a file, in order."""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:  # a line may be torn inside a character
         for line in file:
             if line.endswith("\n"):
                 try:

@@ -7,6 +7,7 @@ import sys
 
 from rftcli.cli import talk
 from rftcli.codec import to_data
+from rftcli.errors import EXIT_RESUME
 from rftcli.protocols import Observer
 from rftcli.runtime.launch import Outcome
 from rftcli.runtime.rundir import RunDir
@@ -36,10 +37,13 @@ def finish(run: RunDir, outcome: Outcome, *, as_json: bool) -> int:
         history = History()
         for event in events:
             history.see(event)
-        print(summary(history, run.path), flush=True)
+        try:
+            print(summary(history, run.path), flush=True)
+        except BrokenPipeError:  # `| head`: whoever read has gone, the run's outcome has not
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if state.status == "failed":
         talk.say(f"error: the run failed at step {state.step}: {state.cause}")
-        if run.committed_checkpoints():
+        if run.committed_checkpoints() and outcome.exit_code != EXIT_RESUME:
             talk.say(f"hint: `rft resume {run.path}` goes on from {run.committed_checkpoints()[-1].name}")
     elif state.status == "stopped":
         talk.say(state.cause or "stopped")

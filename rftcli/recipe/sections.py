@@ -101,7 +101,7 @@ class Columns(Section):
 class DataSource(Section):
     """Where rows come from and how they are read; shared by training and evaluation sets."""
 
-    path: FilePath | None = Field(None, description="File of rows: jsonl, parquet or csv, relative to the recipe that names it.")
+    path: FilePath | None = Field(None, description="File of rows: JSON Lines or JSON, relative to the recipe that names it.")
     python: Target | None = Field(None, description="Instead of a path: `module.path:function`, called with `options`, yields one mapping a row.")
     options: Options = Field({}, description="Arguments of the `python` function.")
     limit: Count | None = Field(None, description="Only the first so many rows; null takes all.")

@@ -15,12 +15,13 @@ import importlib
 import inspect
 import math
 import numbers
+import os
 import reprlib
 import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -125,7 +126,7 @@ def load_function(target: str, options: Mapping[str, Any], search_path: Iterable
 
 
 def _import(name: str, target: str, search_path: list[str]) -> ModuleType:
-    with _first_on_path(search_path):
+    with _first_on_path(search_path), _prints_to_stderr():
         importlib.invalidate_caches()
         try:
             return importlib.import_module(name)
@@ -136,8 +137,26 @@ def _import(name: str, target: str, search_path: list[str]) -> ModuleType:
             looked = ", ".join([*search_path, "the installed packages"])
             message = f"reward function `{target}`: there is no module `{error.name}`; looked in {looked}"
             raise UsageError(message, hint=_close(name, beside)) from None
+        except SystemExit as error:
+            message = f"reward function `{target}`: importing `{name}` ends the program ({error})"
+            raise UsageError(message, hint="a script keeps what it does under `if __name__ == '__main__':`") from error
         except Exception as error:  # code of the user: whatever it raises is its author's to read
             raise UsageError(f"reward function `{target}`: importing `{name}` failed: {describe(error)}") from error
+
+
+@contextmanager
+def _prints_to_stderr() -> Iterator[None]:
+    """What a module prints while it is imported is talk; stdout is for data."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextmanager

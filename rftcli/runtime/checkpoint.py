@@ -24,7 +24,7 @@ from typing import Any
 from rftcli.errors import ResumeError, RftError
 from rftcli.plan.plan import Plan, plan_hash, plan_to_json
 from rftcli.protocols import Learner, Stateful, World
-from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, step_name, write_json, write_text
+from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, step_name, step_number, write_json, write_text
 
 UNFINISHED = ".writing_"
 """In front of the name of a checkpoint that is being written, or was when its run was killed."""
@@ -176,7 +176,11 @@ def restore(folder: Path, *, learner: Learner, registry: Mapping[str, Stateful])
         raise ResumeError(
             f"{folder} remembers {sorted(states)}, this version {sorted(registry)}", hint="resume with the version that wrote the checkpoint"
         )
-    learner.load(folder / "trainer")
+    try:
+        learner.load(folder / "trainer")
+    except (OSError, RuntimeError, AssertionError, EOFError, RftError) as error:  # what torch and DeepSpeed say of a damaged or missing file
+        text = str(error).partition("\n")[0] or type(error).__name__
+        raise ResumeError(f"{folder}/trainer cannot be read: {text}", hint=_older(folder)) from error
     for name, item in registry.items():
         item.load_state_dict(states[name])
     return int(progress["step"])
@@ -186,6 +190,16 @@ def read_progress(folder: Path) -> dict[str, Any]:
     if not (folder / COMMITTED).is_file():
         raise ResumeError(f"{folder} is not a whole checkpoint (no {COMMITTED})")
     try:
-        return dict(json.loads((folder / "progress.json").read_text(encoding="utf-8")))
+        progress = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ResumeError(f"{folder}/progress.json cannot be read: {error}") from error
+        raise ResumeError(f"{folder}/progress.json cannot be read: {error}", hint=_older(folder)) from error
+    if not isinstance(progress, dict) or not {"step", "ranks", "state"} <= set(progress) or not isinstance(progress["state"], dict):
+        raise ResumeError(f"{folder}/progress.json is damaged", hint=_older(folder))
+    return progress
+
+
+def _older(folder: Path) -> str | None:
+    """The way out of a damaged checkpoint: the next older whole one."""
+    run = RunDir(folder.parent.parent)
+    older = [step_number(item) for item in run.committed_checkpoints() if item.name < folder.name]
+    return f"`rft resume {run.path} --step {max(older)}` goes on from the checkpoint before" if older else None

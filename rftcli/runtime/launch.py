@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED
+from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_RESUME, EXIT_STOPPED
 from rftcli.events import RunEnded, to_line
 from rftcli.observe.follow import Audience, follow
 from rftcli.plan.plan import Plan
 from rftcli.protocols import Observer
 from rftcli.runtime.rundir import AttemptDir, RunDir, State
-from rftcli.runtime.verdict import RankWatch, first_cause
+from rftcli.runtime.verdict import RankWatch, first_cause, first_exit_code
 
 END_GRACE_SECONDS = 45.0
 """Time for ranks to leave after the run has ended, before they are killed: trackers flush in it."""
@@ -44,6 +44,7 @@ def launch(run: RunDir, attempt: AttemptDir, plan: Plan, *, job: Mapping[str, An
     """Run one attempt to its end. `job` is what the ranks read beside the plan (mode, checkpoint); written to launch.json."""
     command = launcher_command(attempt, plan)
     attempt.launch.write_text(json.dumps({"command": command, "job": dict(job)}, indent=2) + "\n", encoding="utf-8")
+    before = run.read_state()
     run.write_state(State(status="running", step=int(job.get("step", 0)), attempt=attempt.number, heartbeat=time.time()))
     stops = StopRequests(attempt)
     with (attempt.logs / "launcher.log").open("ab") as log, stops.listening():
@@ -71,7 +72,7 @@ def launch(run: RunDir, attempt: AttemptDir, plan: Plan, *, job: Mapping[str, An
         finally:
             _end(launcher, watch, KILL_GRACE_SECONDS)
             audience.close()
-    return outcome(run, attempt, plan, watch, stops)
+    return outcome(run, attempt, watch, stops, before)
 
 
 def launcher_command(attempt: AttemptDir, plan: Plan) -> list[str]:
@@ -133,15 +134,21 @@ class StopRequests:
         os.write(2, f"\n{text}\n".encode())
 
 
-def outcome(run: RunDir, attempt: AttemptDir, plan: Plan, watch: RankWatch, stops: StopRequests) -> Outcome:
-    """The exit code from the run's own state; a state that still says running is settled here."""
+def outcome(run: RunDir, attempt: AttemptDir, watch: RankWatch, stops: StopRequests, before: State | None) -> Outcome:
+    """The exit code from the run's own state; a state that still says running is settled here.
+
+    A resume that the ranks refused leaves the state as it was `before`.
+    """
     state = run.read_state()
     assert state is not None
     if state.status == "running":
         cause = "ended at once on a second Ctrl-C" if stops.now else first_cause(attempt, watch)
         state = replace(state, status="stopped" if stops.now else "failed", cause=cause)
-        run.write_state(state)
+        refused = not stops.now and first_exit_code(attempt) == EXIT_RESUME
+        run.write_state(before if refused and before is not None else state)
         close_book(run, state)
+        if refused:
+            return Outcome(exit_code=EXIT_RESUME, state=state)
     if state.status == "done":
         code = EXIT_OK
     elif stops.now or (state.status == "stopped" and attempt.stop_reason() == "interrupt"):

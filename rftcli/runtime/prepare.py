@@ -251,9 +251,7 @@ def _scan(loaded: LoadedRecipe, problems: list[Problem], *, first: int | None) -
     return scan, warnings
 
 
-def _scan_sets(
-    loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], problems: list[Problem], first: int | None
-) -> data_probe.DataFacts:
+def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], problems: list[Problem], first: int | None) -> data_probe.DataFacts:
     folder = _path(loaded).resolve().parent
     sets: list[data_probe.SetFacts] = []
     for spec, key in specs:

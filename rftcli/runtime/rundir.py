@@ -9,16 +9,19 @@ No torch: the command line reads and writes here too.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rftcli.codec import from_data, to_data
-from rftcli.errors import UsageError
+from rftcli.errors import ResumeError, UsageError
 
 COMMITTED = "COMMITTED"
 """The file that makes a folder a checkpoint; written last."""
@@ -72,6 +75,16 @@ class RunDir:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be made: {error.strerror}", hint="give another --run-dir") from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Held by the command for as long as its attempt lasts: nobody else writes here. ResumeError when somebody does."""
+        with (self.path / ".lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ResumeError(f"{self.path} is being written by another command", hint=f"`rft status {self.path}`; stop it first") from error
+            yield
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self, number)

@@ -45,7 +45,8 @@ def create(prepared: Prepared, run_dir: Path | None) -> RunDir:
 
 
 def train(run: RunDir, plan: Plan, observers: Sequence[Observer]) -> Outcome:
-    return launch(run, _attempt(run, plan), plan, job={"mode": "train", "step": 0, "checkpoint": None}, observers=observers)
+    with run.locked():
+        return launch(run, _attempt(run, plan), plan, job={"mode": "train", "step": 0, "checkpoint": None}, observers=observers)
 
 
 def _attempt(run: RunDir, plan: Plan) -> AttemptDir:
@@ -62,6 +63,8 @@ class Resumption:
     checkpoint: Path | None
     """None: nothing was saved yet; the run starts over."""
     text: str
+    last_attempt: int
+    """The newest attempt when this was decided."""
     nothing_to_do: bool = False
 
 
@@ -78,7 +81,9 @@ def resumption(run: RunDir, *, step: int | None) -> Resumption:
     plan = _saved_plan(run.attempt(last).plan if last else run.plan)
     folder = _checkpoint(run, step)
     if folder is None:
-        return Resumption(plan=plan, step=0, checkpoint=None, text=f"{run.path}: no checkpoint was committed yet, starting over at step 1")
+        return Resumption(
+            last_attempt=last, plan=plan, step=0, checkpoint=None, text=f"{run.path}: no checkpoint was committed yet, starting over at step 1"
+        )
     progress = read_progress(folder)
     if progress["ranks"] != plan.world.ranks:
         raise ResumeError(f"{folder.name} was written by {progress['ranks']} ranks, the plan has {plan.world.ranks}")
@@ -86,8 +91,10 @@ def resumption(run: RunDir, *, step: int | None) -> Resumption:
     if at >= plan.steps:
         done = state.status == "done"  # else the run ended between its last checkpoint and the export to final/
         text = f"{run.path}: step {at} of {plan.steps} is done, nothing is left {'to train' if done else 'but to write final/'}"
-        return Resumption(plan=plan, step=at, checkpoint=folder, text=text, nothing_to_do=done)
-    return Resumption(plan=plan, step=at, checkpoint=folder, text=f"{run.path}: going on after step {at} of {plan.steps} (attempt {last + 1})")
+        return Resumption(last_attempt=last, plan=plan, step=at, checkpoint=folder, text=text, nothing_to_do=done)
+    return Resumption(
+        last_attempt=last, plan=plan, step=at, checkpoint=folder, text=f"{run.path}: going on after step {at} of {plan.steps} (attempt {last + 1})"
+    )
 
 
 def _mode(attempt: AttemptDir) -> str:
@@ -129,7 +136,10 @@ def resume(run: RunDir, resumption: Resumption, observers: Sequence[Observer]) -
     plan = resumption.plan
     checkpoint = None if resumption.checkpoint is None else str(resumption.checkpoint)
     job = {"mode": "train", "step": resumption.step, "checkpoint": checkpoint}
-    return launch(run, _attempt(run, plan), plan, job=job, observers=observers)
+    with run.locked():
+        if run.last_attempt() != resumption.last_attempt:
+            raise ResumeError(f"{run.path} was gone on with by another command just now", hint=f"`rft status {run.path}`")
+        return launch(run, _attempt(run, plan), plan, job=job, observers=observers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

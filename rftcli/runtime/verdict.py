@@ -54,6 +54,11 @@ class RankWatch:
                 if status is not None:
                     self.statuses[rank] = status
 
+    @property
+    def started(self) -> bool:
+        """Has any rank said that it is there?"""
+        return bool(self._pids)
+
     def living(self) -> list[int]:
         """Pids of ranks that are still there."""
         return [pid for pid, started in self._pids.values() if _lives(pid, started)]
@@ -108,6 +113,7 @@ def record_failure(attempt: AttemptDir, rank: int, error: BaseException, traceba
         "message": text,
         "hint": getattr(error, "hint", None),
         "expected": getattr(error, "exit_code", None) is not None,
+        "exit_code": getattr(error, "exit_code", None),
         "traceback": traceback,
         "secondary": is_secondary(kind, text),
     }
@@ -116,10 +122,24 @@ def record_failure(attempt: AttemptDir, rank: int, error: BaseException, traceba
     fresh.replace(attempt.failures / f"rank_{rank}.json")
 
 
+def first_exit_code(attempt: AttemptDir) -> int | None:
+    """The exit code that the first error of a rank's own asks for; None where there is none."""
+    primary = _primary(_records(attempt))
+    return primary[0]["exit_code"] if primary else None
+
+
+def _records(attempt: AttemptDir) -> list[dict[str, Any]]:
+    return [record for path in attempt.failures.glob("rank_*.json") if (record := _read(path)) is not None]
+
+
+def _primary(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted((record for record in records if not record["secondary"]), key=lambda record: record["time"])
+
+
 def first_cause(attempt: AttemptDir, watch: RankWatch) -> str:
     """The first failing rank and its cause, for a person."""
-    records = [record for path in attempt.failures.glob("rank_*.json") if (record := _read(path)) is not None]
-    primary = sorted((r for r in records if not r["secondary"]), key=lambda r: r["time"])
+    records = _records(attempt)
+    primary = _primary(records)
     if primary:
         first = primary[0]
         hint = f"\nhint: {first['hint']}" if first["hint"] else ""
@@ -137,6 +157,8 @@ def first_cause(attempt: AttemptDir, watch: RankWatch) -> str:
         first = min(records, key=lambda r: r["time"])
         return f"rank {first['rank']}: {first['type']}: {first['message']} (log in {attempt.log(first['rank'])})"
     log = attempt.logs / "launcher.log"
+    if watch.started:
+        return f"the launcher was ended from outside, and the ranks with it; last lines of {log}:\n{_tail(log)}"
     return f"the launcher ended before the ranks had started; last lines of {log}:\n{_tail(log)}"
 
 

@@ -101,6 +101,14 @@ def processes_of(run: Path) -> list[str]:
     return found
 
 
+def all_gone(run: Path, seconds: float = 30.0) -> bool:
+    """Does every process of a run end by itself? A tracker that flushes may take a moment longer than the ranks."""
+    deadline = time.monotonic() + seconds
+    while processes_of(run) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not processes_of(run)
+
+
 def weights_equal(one: Path, other: Path) -> bool:
     from safetensors.torch import load_file
 

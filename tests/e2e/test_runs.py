@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SMALL, Command, events, processes_of, rank_pids, state, steps, weights_equal
+from conftest import SMALL, Command, all_gone, events, processes_of, rank_pids, state, steps, weights_equal
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +173,28 @@ def test_the_fake_engine_runs_the_whole_path(rft: Callable[..., Command], tmp_pa
     found: dict[str, Any] = steps(tmp_path / "run")[2]
     assert found["kl"] >= 0 and found["kl_coefficient"] == 0.01
     assert found["policy_version"] == 8 and found["ratio_max"] > 1.0 and found["kl_update"] > 0
+
+
+def test_changed_data_is_refused_and_the_run_stays_as_it_was(rft: Callable[..., Command], tmp_path: Path, straight: Path) -> None:
+    """Resume with other rows: exit 4, state untouched; with the rows back, it goes on. A damaged checkpoint names the one before."""
+    import shutil
+
+    shutil.copytree(straight, tmp_path / "run", symlinks=True)
+    run = tmp_path / "run"
+    (run / "data.jsonl").write_text('{"prompt": "Q: 1+1\\nA:", "answer": "2"}\n')
+    plan_path = run / "attempts" / "1" / "plan.json"
+    plan = json.loads(plan_path.read_text())
+    plan["steps"] = 5
+    for spec in plan["data"]["train"]:
+        spec["path"] = str(run / "data.jsonl")
+    plan_path.write_text(json.dumps(plan))
+    before = state(run)
+    result = rft("resume", "run").wait()
+    assert result.code == 4, result
+    assert "has changed" in result.err and state(run) == before and all_gone(run)
+
+    damaged = run / "checkpoints" / "step_000004" / "trainer" / "state"
+    for path in damaged.iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    result = rft("resume", "run").wait()
+    assert result.code == 4 and "--step 3" in result.err, result

@@ -225,3 +225,16 @@ def test_an_error_is_described_with_its_place(folder: Path) -> None:
 def test_a_signal_based_limit_is_explained() -> None:
     error = ValueError("signal only works in main thread of the main interpreter")
     assert describe(error).endswith("switch the library's own signal-based time limit off, or use the rule `math_answer`")
+
+
+def test_a_module_that_ends_the_program_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "leaves_at_import.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(UsageError, match="ends the program"):
+        load_function("leaves_at_import:f", {}, [tmp_path])
+
+
+def test_what_a_module_prints_at_import_is_no_data(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "talks_at_import.py").write_text("import os\nprint('hello')\nos.write(1, b'raw')\ndef f(completion):\n    return 1.0\n")
+    load_function("talks_at_import:f", {}, [tmp_path])
+    out, err = capfd.readouterr()
+    assert out == "" and "hello" in err and "raw" in err

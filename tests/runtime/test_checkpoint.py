@@ -420,3 +420,13 @@ def test_refusals_of_restore(run: RunDir, plan: Plan) -> None:
 def test_progress_is_json_that_anybody_reads(run: RunDir, plan: Plan) -> None:
     folder = write(run, 5, plan, Weight(SoloWorld(), 1.0))
     assert json.loads((folder / "progress.json").read_text())["state"]["source"] == {"at": 5}
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", "{}", '{"step": 1, "ranks": 1}', '{"step": 1, "ranks": 1, "state": 3}', "{"])
+def test_damaged_progress_names_the_checkpoint_before(run: RunDir, plan: Plan, text: str) -> None:
+    for step in (4, 5):
+        write(run, step, plan, Weight(SoloWorld(), 2.0), keep=5)
+    (run.checkpoints / "step_000005" / "progress.json").write_text(text)
+    with pytest.raises(ResumeError, match=r"progress\.json") as caught:
+        read_progress(run.checkpoints / "step_000005")
+    assert caught.value.hint is not None and "--step 4" in caught.value.hint

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcli.errors import UsageError
+from rftcli.errors import ResumeError, UsageError
 from rftcli.events import Logged, StepDone, read_events
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.rundir import DEAD_AFTER_SECONDS, RunDir, State, write_text
@@ -126,3 +126,19 @@ def test_stop_request_is_read_back(tmp_path: Path) -> None:
     attempt.request_stop("interrupt")
     assert attempt.stop_reason() == "interrupt"
     assert not [path for path in attempt.path.iterdir() if path.name.startswith(".stop")]
+
+
+def test_a_run_is_written_by_one_command_at_a_time(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    with run.locked():
+        with pytest.raises(ResumeError, match="another command"), RunDir(run.path).locked():
+            raise AssertionError("two writers")
+    with RunDir(run.path).locked():
+        pass
+
+
+def test_a_line_torn_inside_a_character_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "log", "time": 1.0, "attempt": 1, "step": 0, "text": "caf\xc3\n{"event": "log", "time": 1.0, "attempt": 1, "step": 0, "text": "ok"}\n')
+    assert [event.text for event in read_events(path) if isinstance(event, Logged)] == ["ok"]
