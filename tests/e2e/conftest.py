@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,13 +25,20 @@ SMALL = [
 TIMES = ("time", "seconds", "attempt", "heartbeat")
 
 
+def _as_in_a_terminal() -> None:
+    """A shell lets what it starts in the background ignore Ctrl-C, tests and all they start included."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Command:
     """One `rft` process; everything it and its ranks started is ended with it."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "NO_COLOR": "1", "RFT_CACHE_DIR": str(folder / "cache")}
         command = [sys.executable, "-m", "rftcli", *arguments]
-        self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_as_in_a_terminal
+        )
         self.seen: set[int] = set()
 
     def wait(self) -> Result:
