@@ -31,14 +31,6 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetFacts:
-    """Rows of one training set, for `data_passes`."""
-
-    name: str
-    rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     machine: MachineFacts
     model: ModelFacts
