@@ -15,7 +15,9 @@ from rftcli.algo import batchmath
 from rftcli.builtin import builtin_path
 from rftcli.data.spec import DataSpec
 from rftcli.errors import MachineError, UsageError
-from rftcli.plan.compile import CompileError, compile_plan, data_specs, reward_parts
+from rftcli.plan.compile import compile_plan
+from rftcli.plan.compile_data import data_specs, reward_parts
+from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe

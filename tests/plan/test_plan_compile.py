@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from rftcli.data.spec import Columns
 from rftcli.errors import EXIT_USAGE
-from rftcli.plan.compile import ROW_MULTIPLE, TOKENS_PER_MICRO_BATCH, CompileError, compile_plan
+from rftcli.plan.compile import compile_plan
+from rftcli.plan.compile_problems import CompileError
+from rftcli.plan.compile_rollout import ROW_MULTIPLE
+from rftcli.plan.compile_update import TOKENS_PER_MICRO_BATCH
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan, plan_to_json
 from rftcli.recipe.kinds import keys

@@ -131,9 +131,8 @@ def test_stop_request_is_read_back(tmp_path: Path) -> None:
 def test_a_run_is_written_by_one_command_at_a_time(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.create()
-    with run.locked():
-        with pytest.raises(ResumeError, match="another command"), RunDir(run.path).locked():
-            raise AssertionError("two writers")
+    with run.locked(), pytest.raises(ResumeError, match="another command"), RunDir(run.path).locked():
+        raise AssertionError("two writers")
     with RunDir(run.path).locked():
         pass
 

@@ -1,0 +1,121 @@
+"""How completions become updates: batch, micro-batches, optimizer, run length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from rftcli.algo import batchmath
+from rftcli.plan import deepspeed_config, memory
+from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.facts import Facts
+from rftcli.plan.plan import (
+    BatchPlan,
+    LearnerPlan,
+    ModelPlan,
+    WorldPlan,
+)
+
+if TYPE_CHECKING:
+    from rftcli.recipe.sections import Recipe
+
+TOKENS_PER_MICRO_BATCH = {"cpu": 8192, "cuda": 16384}
+"""Positions of one backward pass when the recipe leaves the micro-batch to the plan: enough to fill the device, small beside its memory."""
+
+
+def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[PlanProblem]) -> BatchPlan | None:
+    section = recipe.batch
+    samples = recipe.rollout.samples_per_prompt
+    refusal = batchmath.refusal(section.prompts_per_step, section.updates_per_step, facts.ranks)
+    if refusal is not None:
+        problems.append(PlanProblem(path="batch.prompts_per_step", message=refusal, hint="`rft explain batch.prompts_per_step`"))
+        return None
+    rows = section.prompts_per_step // section.updates_per_step // facts.ranks * samples
+    if section.micro_batch_size == "auto":
+        longest = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
+        most = max(1, min(rows, TOKENS_PER_MICRO_BATCH[world.device] // longest))
+        micro = math.ceil(rows / math.ceil(rows / most))  # no more micro-batches than needed, as even as one size allows
+    else:
+        micro = min(section.micro_batch_size, rows)
+    shape = batchmath.batch_shape(
+        prompts_per_step=section.prompts_per_step,
+        samples_per_prompt=samples,
+        updates_per_step=section.updates_per_step,
+        epochs=section.epochs,
+        ranks=facts.ranks,
+        micro_batch_size=micro,
+    )
+    return BatchPlan(
+        prompts_per_step=section.prompts_per_step,
+        samples_per_prompt=samples,
+        updates_per_step=section.updates_per_step,
+        epochs=section.epochs,
+        micro_batch_size=micro,
+        layout="padded" if section.layout == "auto" else section.layout,
+        equation=batchmath.equation(shape),
+        needs_prepass=needs_prepass(recipe),
+    )
+
+
+def needs_prepass(recipe: Recipe) -> str | None:
+    """Why the log-probs at rollout time have to be computed apart; None: those of the only update's own forward pass are the same numbers."""
+    if recipe.batch.updates_per_step * recipe.batch.epochs > 1:
+        return "several updates use one rollout"
+    if recipe.models.policy.dropout > 0:
+        return "dropout changes the log-probs of the update's own forward pass"
+    return None
+
+
+def learner_plan(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, batch: BatchPlan | None, notes: list[str]) -> LearnerPlan | None:
+    if batch is None:
+        return None
+    optimizer = recipe.train.optimizer
+    stage = recipe.train.deepspeed.zero_stage
+    if stage == "auto":
+        stage, why = memory.zero_stage(facts.model.parameters, policy.dtype, world, facts.machine)
+        notes.append(f"ZeRO stage {stage}: {why}")
+    return LearnerPlan(
+        kind=optimizer.kind,
+        lr=optimizer.lr,
+        betas=(optimizer.betas[0], optimizer.betas[1]),
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        schedule=optimizer.schedule,
+        warmup_updates=optimizer.warmup_steps * batch.optimizer_updates_per_step,
+        min_lr=optimizer.min_lr,
+        schedule_updates=0,
+        max_grad_norm=recipe.train.max_grad_norm,
+        skip_at_most=recipe.train.nonfinite.skip_at_most,
+        zero_stage=stage,
+        deepspeed=deepspeed_config.build(stage=stage, dtype=policy.dtype, ranks=world.ranks, max_grad_norm=recipe.train.max_grad_norm),
+    )
+
+
+def with_horizon(learner: LearnerPlan, recipe: Recipe, steps: int, batch: BatchPlan) -> LearnerPlan:
+    horizon = recipe.train.optimizer.schedule_steps or steps
+    return replace(learner, schedule_updates=horizon * batch.optimizer_updates_per_step)
+
+
+def check_stage(recipe: Recipe, policy: ModelPlan, problems: list[PlanProblem]) -> None:
+    if recipe.train.deepspeed.zero_stage == 0 and policy.dtype == "bfloat16":
+        problems.append(
+            PlanProblem(
+                path="train.deepspeed.zero_stage",
+                message="must be at least 1 for a policy in bfloat16",
+                reason="float32 master weights and gradients are kept from there on",
+                hint="or train in float32: `models.policy.dtype: float32`",
+            )
+        )
+
+
+def steps_of(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> int:
+    if recipe.train.steps is not None:
+        return recipe.train.steps
+    assert recipe.train.data_passes is not None
+    if facts.train_rows is None:
+        problems.append(PlanProblem(path="train.data_passes", message="the training rows have not been counted", hint="set train.steps"))
+        return 0
+    passes = Fraction(str(recipe.train.data_passes))  # the decimal that was written: 0.07 x 100 rows are 7 draws, not 7.000000000000001
+    return max(1, math.ceil(passes * facts.train_rows / recipe.batch.prompts_per_step))

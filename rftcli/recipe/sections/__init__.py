@@ -1,0 +1,77 @@
+"""The sections of a recipe: every supported key with its type, range, default and one sentence of meaning. Defaults live here and nowhere else.
+
+What is left out: reading YAML (`read`), rules across keys (`rules`), keys and values that the language has but this version lacks (`not_yet`).
+
+How to add a key: one line here with a `description`; if it was in `not_yet.KEYS`, delete it there. How to add a value of a `Literal`: add it to the
+table of the room that does the work, here, and delete it from `not_yet.VALUES`. A key that may be null has null as its default, because null in
+a file takes back what a parent recipe wrote; where null says something else than the default does, it is kept (`kinds.null_has_a_meaning`).
+Annotations are read at run time, so they are not postponed. One file a group of sections; `Recipe` ties them together.
+"""
+
+from pydantic import Field
+
+from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, Loss
+from rftcli.recipe.sections.base import Name, PathText, Section, Text
+from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, TrainSource
+from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceModel
+from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
+from rftcli.recipe.sections.rollout import HfEngine, Rollout
+from rftcli.recipe.sections.run import Checkpoint, Eval, Track, Wandb
+from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Optimizer, Train
+
+
+class Recipe(Section):
+    """What a person wants, whole. `models.policy.path`, one data path, one reward and `train.steps` are enough."""
+
+    name: Name | None = Field(None, description="Name of the run and of its directory; null takes the recipe file's.")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="Key of everything random: order of the data, samples, dropout.")
+    extends: tuple[Text, ...] = Field(
+        (),
+        description="Recipes this one builds on, left to right: mappings merge, lists replace, null removes; a path is relative to this file, "
+        "a name without a file is a shipped recipe.",
+    )
+    models: Models = Field(description="The models of the run.")
+    data: Data = Field(description="What the run trains on and is evaluated on.")
+    rollout: Rollout = Field(default_factory=Rollout, description="How completions are sampled for training.")
+    rewards: dict[Text, Reward] = Field(description="Label of a row to the weighted parts that score it; `default` serves rows without a label.")
+    reward_shaping: RewardShaping = Field(default_factory=RewardShaping, description="What happens to rewards before the advantage.")
+    algorithm: Algorithm = Field(default_factory=Algorithm, description="The mathematics of the update.")
+    batch: Batch = Field(default_factory=Batch, description="How the completions of a step are cut into updates.")
+    train: Train = Field(default_factory=Train, description="How long and how fast the policy is trained.")
+    eval: Eval = Field(default_factory=Eval, description="When and how the evaluation sets are evaluated.")
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When checkpoints are written and what stays of them.")
+    track: Track = Field(default_factory=Track, description="Trackers beside the run's own event file.")
+
+
+__all__ = [
+    "Advantage",
+    "Algorithm",
+    "Batch",
+    "Chat",
+    "Checkpoint",
+    "Columns",
+    "Data",
+    "DataSource",
+    "DeepSpeed",
+    "Eval",
+    "EvalSource",
+    "HfEngine",
+    "Kl",
+    "Loss",
+    "Models",
+    "NonFinite",
+    "Optimizer",
+    "PathText",
+    "PolicyModel",
+    "Recipe",
+    "ReferenceModel",
+    "Reward",
+    "RewardPart",
+    "RewardShaping",
+    "Rollout",
+    "Section",
+    "Track",
+    "Train",
+    "TrainSource",
+    "Wandb",
+]

@@ -1,0 +1,45 @@
+"""`algorithm`: the mathematics of the update."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rftcli.recipe.sections.base import Section
+
+
+class Advantage(Section):
+    """How rewards become advantages."""
+
+    kind: Literal["grpo", "rloo", "reinforce"] = Field("grpo", description="Estimator of the advantage.")
+    normalise_std: bool = Field(True, description="grpo: whether the centred reward is divided by a standard deviation; false is Dr. GRPO.")
+    std: Literal["group", "batch"] = Field("group", description="grpo: which rewards the standard deviation is taken over.")
+
+
+class Loss(Section):
+    """The policy loss."""
+
+    kind: Literal["ppo_clip"] = Field("ppo_clip", description="Policy loss per token.")
+    clip_low: float = Field(0.2, gt=0, le=1, description="How far the ratio may fall below 1 before its gradient is cut.")
+    clip_high: float = Field(0.2, gt=0, description="How far the ratio may rise above 1 before its gradient is cut.")
+    dual_clip: Annotated[float, Field(gt=1)] | None = Field(
+        None, description="Upper bound of the loss per unit of negative advantage, usually 3; null is off."
+    )
+    aggregate: Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"] = Field(
+        "token_mean", description="What the token losses of one optimizer update are divided by, over all ranks and micro-batches."
+    )
+
+
+class Kl(Section):
+    """The penalty for leaving the reference model."""
+
+    coefficient: float = Field(0.0, ge=0, description="Factor of the KL term; 0 loads no reference model.")
+    estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Estimate of the KL per token, from d = log-prob - reference log-prob.")
+    place: Literal["loss"] = Field("loss", description="Where the KL term is added.")
+
+
+class Algorithm(Section):
+    """The mathematics of the update."""
+
+    advantage: Advantage = Field(default_factory=Advantage, description="How rewards become advantages.")
+    loss: Loss = Field(default_factory=Loss, description="The policy loss.")
+    kl: Kl = Field(default_factory=Kl, description="The penalty for leaving the reference model.")

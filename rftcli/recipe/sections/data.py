@@ -1,0 +1,58 @@
+"""`data`: what the run trains on and is evaluated on."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rftcli.recipe.sections.base import Count, FilePath, Name, Options, Section, Target, Text
+
+
+class Columns(Section):
+    """Which column of a row is what; a dotted name goes into nested objects."""
+
+    prompt: Text = Field("prompt", description="Column of the prompt: text, or a list of messages.")
+    reference: Text | None = Field(
+        None, description="Column of the reference answer, needed in every row; null takes `answer` or `reference` where a row has one."
+    )
+    label: Text | None = Field(None, description="Column that names the reward entry of a row; null gives every row the label of its set.")
+    id: Text | None = Field(None, description="Column of the row's own id; null numbers the rows.")
+
+
+class DataSource(Section):
+    """Where rows come from and how they are read; shared by training and evaluation sets."""
+
+    path: FilePath | None = Field(None, description="File of rows: JSON Lines or JSON, relative to the recipe that names it.")
+    python: Target | None = Field(None, description="Instead of a path: `module.path:function`, called with `options`, yields one mapping a row.")
+    options: Options = Field({}, description="Arguments of the `python` function.")
+    limit: Count | None = Field(None, description="Only the first so many rows; null takes all.")
+    label: Text | None = Field(None, description="Reward entry that scores the rows of this set; null is `default`.")
+    system: str | None = Field(None, description="System turn for the message lists of this set that have none.")
+    as_chat: bool = Field(False, description="Whether a text prompt becomes one user message, so that the chat template applies to it.")
+    columns: Columns = Field(default_factory=Columns, description="Which column of a row is what.")
+    extract_reference: Text | None = Field(
+        None, description="Regular expression with one group: the reference is what the group finds first in the column."
+    )
+
+
+class TrainSource(DataSource):
+    """One training set."""
+
+    name: Name | None = Field(None, description="Name of the set in logs and row ids; null: `train`, `train1`, ...")
+    weight: float = Field(1.0, gt=0, description="Share of the draws, relative to the other training sets.")
+
+
+class EvalSource(DataSource):
+    """One evaluation set."""
+
+    samples_per_prompt: Count = Field(1, description="Completions of each prompt in evaluation.")
+
+
+class Data(Section):
+    """What the run trains on and is evaluated on."""
+
+    train: tuple[TrainSource, ...] = Field(description="The training set, or a list of sets with weights.")
+    eval: dict[Name, EvalSource] = Field({}, description="Evaluation sets by name.")
+    shuffle: bool = Field(True, description="Whether every pass over the data has a new order, keyed by the seed.")
+    overlong_prompt: Literal["refuse", "drop", "cut_left", "cut_right"] = Field(
+        "refuse", description="What happens to a prompt of more than `rollout.max_prompt_tokens`; drops and cuts are counted."
+    )

@@ -1,0 +1,62 @@
+"""`batch` and `train`: how completions become updates, and for how long."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rftcli.recipe.sections.base import Count, NonNegative, Section, Share
+
+
+class Batch(Section):
+    """How the completions of a step are cut into updates; global over ranks unless a name says micro."""
+
+    prompts_per_step: Count = Field(64, description="Prompts of one step, over all ranks.")
+    updates_per_step: Count = Field(1, description="Mini-batches that the step's completions are cut into, by whole groups.")
+    epochs: Count = Field(1, description="How often the step's mini-batches are gone over.")
+    micro_batch_size: Literal["auto"] | Count = Field("auto", description="Completions of one backward pass of one rank.")
+    layout: Literal["auto", "padded", "packed"] = Field(
+        "auto", description="Whether the completions of a micro-batch lie in padded rows or one after another in a single row."
+    )
+
+
+class Optimizer(Section):
+    """The optimizer and its learning-rate schedule."""
+
+    kind: Literal["adamw"] = Field("adamw", description="Optimizer.")
+    lr: float = Field(1.0e-6, gt=0, le=1, description="Peak learning rate.")
+    betas: tuple[Share, Share] = Field((0.9, 0.95), description="Decay of the running means of gradient and squared gradient.")
+    eps: float = Field(1.0e-8, gt=0, description="What is added to the root of the squared gradient's mean.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay per update, times the learning rate.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="How the learning rate goes on after the warm-up.")
+    warmup_steps: NonNegative = Field(0, description="Steps over which the learning rate rises from 0 to `lr`.")
+    min_lr: float = Field(0.0, ge=0, description="Learning rate at the end of the schedule.")
+    schedule_steps: Count | None = Field(
+        None, description="Steps until the schedule's end, which stays when a run is made longer; null: the run's own."
+    )
+
+
+class DeepSpeed(Section):
+    """What the recipe decides about DeepSpeed; the plan derives the rest."""
+
+    zero_stage: Literal["auto", 0, 1, 2, 3] = Field("auto", description="What is sharded over ranks: nothing, optimizer, gradients, parameters too.")
+
+
+class NonFinite(Section):
+    """What happens when a gradient is not finite."""
+
+    skip_at_most: NonNegative = Field(
+        3, description="Updates in a row that may be skipped because a gradient was not finite; one more stops the run."
+    )
+
+
+class Train(Section):
+    """How long and how fast the policy is trained; one of `steps` and `data_passes` is needed."""
+
+    steps: Count | None = Field(None, description="Steps of the run: one rollout and its updates each.")
+    data_passes: Annotated[float, Field(gt=0)] | None = Field(None, description="Instead of steps: passes over the training rows.")
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+        1.0, description="Norm that the gradient of an update is cut to, over all parameters and ranks; null is off."
+    )
+    optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer and its learning-rate schedule.")
+    deepspeed: DeepSpeed = Field(default_factory=DeepSpeed, description="What the recipe decides about DeepSpeed.")
+    nonfinite: NonFinite = Field(default_factory=NonFinite, description="What happens when a gradient is not finite.")
