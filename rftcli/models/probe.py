@@ -18,9 +18,10 @@ from rftcli.algo.keyed import key64
 from rftcli.algo.logprobs import plain_logprobs
 from rftcli.models.policy import CausalPolicy, Head
 
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
-"""Largest accepted difference of one log-prob, in nats. Half precision rounds every score to 8 (bfloat16) or 11 (float16) bits, so two right
-computations of a score near 16 differ by up to two steps of 0.125 or 0.016."""
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.12, torch.float16: 0.02}
+"""Largest accepted mean difference of a log-prob, in nats. Half precision rounds every score to 8 (bfloat16) or 11 (float16) bits: two right
+computations of unlikely tokens, with scores of 16 and more, differ by 0.06 on average in bfloat16 and by 0.3 at worst, so the worst says little.
+Positions that are off by one change the mean by 0.13 and more, a wrong mask by 1."""
 
 LENGTHS = (24, 1, 17, 22)
 """Scored positions of the default sequences, 64 in all; each has one token more. Unequal, so that padding and borders are exercised."""
@@ -28,7 +29,7 @@ LENGTHS = (24, 1, 17, 22)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What the probe measured. `padded` and `packed` are the largest absolute differences of a log-prob, in nats, with `head` in use."""
+    """What the probe measured. `padded` and `packed` are the mean absolute differences of a log-prob, in nats, with `head` in use."""
 
     head: Head
     padded: float
@@ -94,7 +95,7 @@ def _difference(policy: CausalPolicy, inputs: Inputs, expected: Tensor, temperat
         target_ids=inputs.target_ids.to(device),
         temperature=temperature,
     )
-    return float((logprobs - expected).abs().max())
+    return float((logprobs - expected).abs().mean())
 
 
 def _keyed_sequences(vocab_size: int) -> list[list[int]]:

@@ -172,8 +172,8 @@ def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:
     if plan.batch.layout not in probe.layouts:
         other = f"; batch.layout: {probe.layouts[0]} agrees" if probe.layouts else ""
         raise RftError(
-            f"the trainer's log-probs differ from the model's plain forward by {getattr(probe, plan.batch.layout):.2g} nats on {probe.positions} "
-            f"positions in the {plan.batch.layout} layout (at most {probe.tolerance:g} is accepted)",
+            f"the trainer's log-probs differ from the model's plain forward by {getattr(probe, plan.batch.layout):.2g} nats on average over "
+            f"{probe.positions} positions in the {plan.batch.layout} layout (at most {probe.tolerance:g} is accepted)",
             hint=f"try models.policy.attention: eager or dtype: float32{other}",
         )
     if probe.head == "model":
