@@ -139,13 +139,16 @@ def test_tables_equal_schema() -> None:
     from rftcli.algo.schedules import SCHEDULES
     from rftcli.engines.table import SAMPLERS
     from rftcli.recipe import sections
+    from rftcli.recipe.update_rules import OPTIMIZER_OPTIONS
     from rftcli.rewards import spec
+    from rftcli.runtime.optimizers import OPTIMIZERS
 
     assert literal(sections.Advantage, "kind") == set(ADVANTAGES)
     assert literal(sections.Loss, "kind") == set(LOSSES)
     assert literal(sections.Loss, "aggregate") == set(AGGREGATES)
     assert literal(sections.Kl, "estimator") == set(KLS)
     assert literal(sections.Optimizer, "schedule") == set(SCHEDULES)
+    assert literal(sections.Optimizer, "kind") == set(OPTIMIZERS) == set(OPTIMIZER_OPTIONS)
     assert literal(sections.Rollout, "engine") - {"auto"} == set(SAMPLERS)
     assert literal(sections.RewardPart, "on_error") == set(spec.ON_ERROR)
     assert literal(sections.RewardPart, "text") == set(spec.TEXTS)

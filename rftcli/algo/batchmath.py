@@ -3,18 +3,23 @@
 A step draws P prompts (one group of G completions each). A keyed permutation of the groups is cut into U mini-batches, each of which makes one
 optimizer update per epoch; inside a mini-batch the groups are dealt to the ranks one by one. A rank works through its rows in micro-batches, of
 which the last may be smaller. The one rule: P divides by U x ranks, so that every rank holds whole groups, and equally many, in every mini-batch.
-Micro-batches need no rule.
+Micro-batches need no rule: they are cut by rows, or by a budget of tokens.
+
+With U = 1 the step's prompts may be generated in K rollouts, one after another with the same weights, before the one update of each epoch. Then P
+divides by K x ranks too. It bounds what the engine holds at once, and changes no number of the update.
 
 What it leaves out: how large a micro-batch may be (that depends on memory) and which rank generated a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rftcli.algo.keyed import keyed_permutation
+
+Item = TypeVar("Item")
 
 _LISTED_MICRO_BATCHES = 4
 """Up to so many micro-batches an equation lists them one by one."""
@@ -36,6 +41,9 @@ class BatchShape:
     ranks: int
     micro_batch_size: int | None
     """Most rows of a micro-batch; None: all rows of a rank in one."""
+    rollouts_per_update: int = 1
+    tokens_per_micro_batch: int | None = None
+    """Most tokens of a micro-batch of more than one row; None: micro-batches are cut by rows."""
 
     @property
     def completions_per_step(self) -> int:
@@ -75,12 +83,22 @@ class Owner(NamedTuple):
 
 
 def batch_shape(
-    prompts_per_step: int, samples_per_prompt: int, updates_per_step: int, epochs: int, ranks: int, micro_batch_size: int | None
+    prompts_per_step: int,
+    samples_per_prompt: int,
+    updates_per_step: int,
+    epochs: int,
+    ranks: int,
+    micro_batch_size: int | None,
+    *,
+    rollouts_per_update: int = 1,
+    tokens_per_micro_batch: int | None = None,
 ) -> BatchShape:
-    """The shape of a step. The numbers must fit (ask `refusal` first)."""
+    """The shape of a step. The numbers must fit (ask `refusal` and `rollouts_refusal` first)."""
     assert min(samples_per_prompt, epochs) >= 1, (samples_per_prompt, epochs)
     assert micro_batch_size is None or micro_batch_size >= 1, micro_batch_size
     why_not = refusal(prompts_per_step, updates_per_step, ranks)
+    assert why_not is None, why_not
+    why_not = rollouts_refusal(prompts_per_step, updates_per_step, rollouts_per_update, ranks)
     assert why_not is None, why_not
     return BatchShape(
         prompts_per_step=prompts_per_step,
@@ -89,6 +107,8 @@ def batch_shape(
         epochs=epochs,
         ranks=ranks,
         micro_batch_size=micro_batch_size,
+        rollouts_per_update=rollouts_per_update,
+        tokens_per_micro_batch=tokens_per_micro_batch,
     )
 
 
@@ -103,7 +123,13 @@ def equation(shape: BatchShape) -> str:
         f"{_count(shape.completions_per_step, 'completion')} a step = "
         f"{_count(shape.updates_per_step, 'update')} x {_count(shape.ranks, 'rank')} x {_count(shape.rows_per_rank, 'row')}"
     )
-    if shape.micro_batch_size is not None:
+    if shape.rollouts_per_update > 1:
+        each = shape.prompts_per_step // shape.rollouts_per_update
+        prefix = f"{shape.rollouts_per_update} rollouts x {_count(each, 'prompt')} x {_count(shape.samples_per_prompt, 'sample')}"
+        text = f"{prefix} = {text.partition(' = ')[2]}"
+    if shape.tokens_per_micro_batch is not None:
+        text += f" (micro-batches of at most {_count(shape.tokens_per_micro_batch, 'token')})"
+    elif shape.micro_batch_size is not None:
         text += f" ({_micro_batch_text(shape.micro_batch_size, shape.micro_batch_rows)})"
     if shape.epochs > 1:
         text += f", {shape.epochs} epochs = {shape.optimizer_updates_per_step} optimizer updates a step"
@@ -168,6 +194,31 @@ def refusal(prompts_per_step: int, updates_per_step: int, ranks: int | None) -> 
     return f"prompts_per_step {rule}; got {prompts_per_step}. Nearest that fit, changing one number: {'; '.join(offers)}"
 
 
+def rollouts_refusal(prompts_per_step: int, updates_per_step: int, rollouts_per_update: int, ranks: int | None) -> str | None:
+    """Why the step's prompts cannot be generated in so many rollouts; None if they can.
+
+    >>> rollouts_refusal(32, 1, 3, 2)
+    'rollouts_per_update must divide prompts_per_step / ranks (32 / 2 = 16), because every rollout has whole groups, and equally many, on every \
+rank; got 3. Nearest that fit: 2 or 4'
+    """
+    if rollouts_per_update == 1:
+        return None
+    if updates_per_step > 1:
+        return (
+            f"rollouts_per_update must be 1 with several updates per step, got {rollouts_per_update} with updates_per_step {updates_per_step}: "
+            "either several rollouts make one update, or one rollout makes several"
+        )
+    groups = prompts_per_step // (ranks or 1)
+    if groups % rollouts_per_update == 0:
+        return None
+    size = f"prompts_per_step / ranks ({prompts_per_step} / {ranks} = {groups})" if ranks is not None else f"prompts_per_step ({prompts_per_step})"
+    nearest = " or ".join(map(str, _nearest([count for count in range(1, groups + 1) if groups % count == 0], rollouts_per_update)))
+    return (
+        f"rollouts_per_update must divide {size}, because every rollout has whole groups, and equally many, on every rank; "
+        f"got {rollouts_per_update}. Nearest that fit: {nearest}"
+    )
+
+
 def group_order(seed: int, step: int, groups: int) -> list[int]:
     """The keyed permutation of a step's groups (0..groups-1): position -> group."""
     return keyed_permutation("group_order", seed, step, n=groups)
@@ -202,6 +253,58 @@ def micro_batches(rows: int, size: int) -> list[range]:
     """
     assert rows >= 0 and size >= 1, (rows, size)
     return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def token_micro_batches(lengths: Sequence[int], budget: int, *, padded: bool, at_least: int = 1) -> list[range]:
+    """Row indices of each micro-batch, in order, so that none costs more than `budget` tokens unless it is a single row.
+
+    A micro-batch costs its positions: rows x longest row in the padded layout, the sum of the rows in the packed one. Rows stay in their order:
+    sorted by length they waste least. There are as few micro-batches as the budget asks for, or `at_least` where there are as many rows, and they
+    are as even as the order allows: the largest costs as little as it can.
+
+    >>> token_micro_batches([9, 8, 4, 4, 3], 18, padded=True)
+    [range(0, 2), range(2, 5)]
+    >>> token_micro_batches([9, 8, 4, 4, 3], 100, padded=False)
+    [range(0, 5)]
+    >>> token_micro_batches([9, 8, 4, 4, 3], 100, padded=False, at_least=2)
+    [range(0, 2), range(2, 5)]
+    """
+    assert budget >= 1 and at_least >= 1 and all(length >= 1 for length in lengths), (budget, at_least)
+    if not lengths:
+        return []
+    count = max(len(_greedy(lengths, budget, padded)), min(at_least, len(lengths)))
+    low, high = 1, budget  # the smallest budget that needs no more than `count` lies in low..high
+    while low < high:
+        middle = (low + high) // 2
+        if len(_greedy(lengths, middle, padded)) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    parts = _greedy(lengths, low, padded)
+    while len(parts) < count:  # the even cut came out with fewer: halve the part with the most rows
+        widest = max(range(len(parts)), key=lambda index: len(parts[index]))
+        whole = parts[widest]
+        middle = (whole.start + whole.stop) // 2
+        parts[widest : widest + 1] = [range(whole.start, middle), range(middle, whole.stop)]
+    return parts
+
+
+def _greedy(lengths: Sequence[int], budget: int, padded: bool) -> list[range]:
+    """From the left, each micro-batch as long as the budget allows, and at least one row."""
+    parts, start, longest, total = [], 0, 0, 0
+    for index, length in enumerate(lengths):
+        longest, total = max(longest, length), total + length
+        if index > start and ((index + 1 - start) * longest if padded else total) > budget:
+            parts.append(range(start, index))
+            start, longest, total = index, length, length
+    return [*parts, range(start, len(lengths))]
+
+
+def rollouts(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
+    """A rank's requests of a step, cut evenly into its rollouts. The number divides (`rollouts_refusal`)."""
+    size = len(items) // count
+    assert size * count == len(items), (len(items), count)
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _nearest(values: Iterable[int], target: int) -> list[int]:

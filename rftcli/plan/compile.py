@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rftcli.plan.compile_algorithm import advantage_plan, loss_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_models import model_plan
+from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rollout import check_lengths, rollout_plan
 from rftcli.plan.compile_run import eval_plan, track_plan
@@ -36,6 +37,7 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
         device=device,
         backend="nccl" if device == "cuda" else "gloo",
         threads_per_rank=max(1, facts.machine.cores // max(1, facts.ranks)),
+        deterministic=recipe.train.deterministic,
     )
     policy = model_plan(recipe, facts, device, policy_path)
     needs_reference = recipe.algorithm.kl.coefficient != 0.0
@@ -51,6 +53,7 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
     rollout = rollout_plan(recipe, learner)
     check_lengths(recipe, facts, problems)
     check_stage(recipe, policy, problems)
+    check_update(recipe, world, policy, learner, problems)
     steps = steps_of(recipe, facts, problems)
     if problems:
         raise CompileError(problems)

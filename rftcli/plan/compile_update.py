@@ -8,7 +8,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from rftcli.algo import batchmath
-from rftcli.plan import deepspeed_config, memory
+from rftcli.plan import deepspeed_config
+from rftcli.plan.compile_precision import auto_stage, update_notes
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts
 from rftcli.plan.plan import (
@@ -32,10 +33,16 @@ def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[Pl
     if refusal is not None:
         problems.append(PlanProblem(path="batch.prompts_per_step", message=refusal, hint="`rft explain batch.prompts_per_step`"))
         return None
+    refusal = batchmath.rollouts_refusal(section.prompts_per_step, section.updates_per_step, section.rollouts_per_update, facts.ranks)
+    if refusal is not None:
+        problems.append(PlanProblem(path="batch.rollouts_per_update", message=refusal, hint="`rft explain batch.rollouts_per_update`"))
+        return None
     rows = section.prompts_per_step // section.updates_per_step // facts.ranks * samples
+    budget = None
     if section.micro_batch_size == "auto":
+        budget = section.tokens_per_micro_batch if section.tokens_per_micro_batch != "auto" else TOKENS_PER_MICRO_BATCH[world.device]
         longest = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
-        most = max(1, min(rows, TOKENS_PER_MICRO_BATCH[world.device] // longest))
+        most = max(1, min(rows, budget // longest))
         micro = math.ceil(rows / math.ceil(rows / most))  # no more micro-batches than needed, as even as one size allows
     else:
         micro = min(section.micro_batch_size, rows)
@@ -46,6 +53,8 @@ def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[Pl
         epochs=section.epochs,
         ranks=facts.ranks,
         micro_batch_size=micro,
+        rollouts_per_update=section.rollouts_per_update,
+        tokens_per_micro_batch=budget,
     )
     return BatchPlan(
         prompts_per_step=section.prompts_per_step,
@@ -56,6 +65,8 @@ def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[Pl
         layout="padded" if section.layout == "auto" else section.layout,
         equation=batchmath.equation(shape),
         needs_prepass=needs_prepass(recipe),
+        tokens_per_micro_batch=budget,
+        rollouts_per_update=section.rollouts_per_update,
     )
 
 
@@ -74,8 +85,9 @@ def learner_plan(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPl
     optimizer = recipe.train.optimizer
     stage = recipe.train.deepspeed.zero_stage
     if stage == "auto":
-        stage, why = memory.zero_stage(facts.model.parameters, policy.dtype, world, facts.machine)
+        stage, why = auto_stage(recipe, facts, world, policy)
         notes.append(f"ZeRO stage {stage}: {why}")
+    notes.extend(update_notes(recipe, world))
     return LearnerPlan(
         kind=optimizer.kind,
         lr=optimizer.lr,
@@ -89,7 +101,19 @@ def learner_plan(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPl
         max_grad_norm=recipe.train.max_grad_norm,
         skip_at_most=recipe.train.nonfinite.skip_at_most,
         zero_stage=stage,
-        deepspeed=deepspeed_config.build(stage=stage, dtype=policy.dtype, ranks=world.ranks, max_grad_norm=recipe.train.max_grad_norm),
+        deepspeed=deepspeed_config.build(
+            stage=stage,
+            dtype=policy.dtype,
+            ranks=world.ranks,
+            max_grad_norm=recipe.train.max_grad_norm,
+            **recipe.train.precision.model_dump(),
+            offload_optimizer=recipe.train.offload.optimizer,
+            offload_parameters=recipe.train.offload.parameters,
+            extra=recipe.train.deepspeed.extra,
+        ),
+        options=dict(optimizer.options),
+        no_decay=tuple(optimizer.no_decay),
+        compile=recipe.train.compile,
     )
 
 

@@ -5,6 +5,8 @@ Leaves out activations and the key-value cache: they get the share of the device
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rftcli.plan.facts import MachineFacts
 from rftcli.plan.plan import WorldPlan
 
@@ -14,11 +16,33 @@ GIB = 1024**3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
-def training_bytes(parameters: int, dtype: str, stage: int, ranks: int) -> float:
-    """Bytes per rank of weights, float32 gradients, float32 master weights (bfloat16 only) and two Adam moments under a ZeRO stage."""
-    weights = float(DTYPE_BYTES[dtype] * parameters)
-    gradients = 4.0 * parameters
-    optimizer = (8.0 if dtype == "float32" else 12.0) * parameters
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """What else decides how many bytes a parameter takes: number types (of a policy in bfloat16), the optimizer, what lies on the CPU."""
+
+    optimizer: str = "adamw"
+    master: str = "float32"
+    gradients: str = "float32"
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+
+    def optimizer_bytes(self, dtype: str) -> float:
+        """Bytes of a parameter's master weight and moments on the training device."""
+        if self.offload_optimizer:
+            return 0.0
+        number = DTYPE_BYTES["float32" if dtype == "float32" else self.master]
+        moments = 2 if self.optimizer == "adamw_8bit" else 2 * number  # muon has one moment of hidden matrices: counted as two
+        return moments + (0 if dtype == "float32" else number)
+
+
+PLAIN = Keeping()
+
+
+def training_bytes(parameters: int, dtype: str, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
+    """Bytes per rank, on the training device, of weights, gradients, master weights (bfloat16 only) and two Adam moments under a ZeRO stage."""
+    weights = 0.0 if keeping.offload_parameters else float(DTYPE_BYTES[dtype] * parameters)
+    gradients = float(DTYPE_BYTES["float32" if dtype == "float32" else keeping.gradients] * parameters)
+    optimizer = keeping.optimizer_bytes(dtype) * parameters
     if stage >= 1:
         optimizer /= ranks
     if stage >= 2:
@@ -28,19 +52,21 @@ def training_bytes(parameters: int, dtype: str, stage: int, ranks: int) -> float
     return weights + gradients + optimizer
 
 
-def zero_stage(parameters: int | None, dtype: str, world: WorldPlan, machine: MachineFacts) -> tuple[int, str]:
+def zero_stage(
+    parameters: int | None, dtype: str, world: WorldPlan, machine: MachineFacts, keeping: Keeping = PLAIN, *, lowest: int = 0
+) -> tuple[int, str]:
     """(lowest stage that fits, the reason). bfloat16 starts at stage 1: DeepSpeed keeps float32 master weights from there on."""
-    lowest = 1 if dtype == "bfloat16" else 0
+    lowest = max(lowest, 1 if dtype == "bfloat16" else 0)
     if parameters is None:
-        stage = 2 if world.ranks > 1 else lowest
+        stage = max(lowest, 2 if world.ranks > 1 else 0)
         return stage, "the model's size is not known before it is loaded"
     budget = machine.gpu_memory_gib if world.device == "cuda" else machine.memory_gib / world.ranks
     for stage in range(lowest, 4):
         if stage > lowest and world.ranks == 1:
             break
-        need = training_bytes(parameters, dtype, stage, world.ranks) / GIB
+        need = training_bytes(parameters, dtype, stage, world.ranks, keeping) / GIB
         if need <= TRAINING_SHARE * budget:
             return stage, f"{need:.2f} GiB a rank of weights, gradients and optimizer fit into {TRAINING_SHARE:.0%} of {budget:.0f} GiB"
     stage = 3 if world.ranks > 1 else lowest
-    need = training_bytes(parameters, dtype, stage, world.ranks) / GIB
+    need = training_bytes(parameters, dtype, stage, world.ranks, keeping) / GIB
     return stage, f"even so {need:.1f} GiB a rank are more than {TRAINING_SHARE:.0%} of {budget:.0f} GiB: expect to run out of memory"

@@ -28,6 +28,8 @@ class WorldPlan:
     backend: str
     """gloo or nccl"""
     threads_per_rank: int
+    deterministic: bool = False
+    """Only kernels with repeatable results run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +108,16 @@ class BatchPlan:
     updates_per_step: int
     epochs: int
     micro_batch_size: int
-    """Rows of one backward pass of one rank; the last one of an update may be smaller."""
+    """Rows of one backward pass of one rank; the last one of an update may be smaller. Under a token budget: the longest rows that fit into it."""
     layout: str
     """padded or packed"""
     equation: str
     needs_prepass: str | None
     """Why old log-probs are computed in a pass of their own before the first update; None: old = sg(new)."""
+    tokens_per_micro_batch: int | None = None
+    """Positions of one pass of one rank, padding included; a longer row goes alone. None: `micro_batch_size` cuts."""
+    rollouts_per_update: int = 1
+    """Rollouts that the step's prompts are generated in, one after another, before the update."""
 
     @property
     def optimizer_updates_per_step(self) -> int:
@@ -135,6 +141,12 @@ class LearnerPlan:
     zero_stage: int
     deepspeed: Mapping[str, Any]
     """The configuration handed to DeepSpeed, whole."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimizer."""
+    no_decay: tuple[str, ...] = ()
+    """Patterns of the names of parameters without weight decay."""
+    compile: bool = False
+    """The model's layers are compiled for passes of the update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ def plan_text(plan: Plan) -> str:
         ("policy", f"{plan.policy.given}, {_count(parameters)} parameters, {plan.policy.dtype}, attention {plan.policy.attention}"),
         ("reference", "none needed" if plan.reference is None else plan.reference.given),
         ("batch", plan.batch.equation),
-        ("layout", plan.batch.layout),
+        ("layout", plan.batch.layout + (f", {plan.batch.rollouts_per_update} rollouts an update" if plan.batch.rollouts_per_update > 1 else "")),
         ("old log-probs", plan.batch.needs_prepass or "from the update's own forward pass: one update per rollout"),
         ("rollout", f"{rollout.engine}, {rollout.batch_rows} rows a pass, {rollout.max_new_tokens} new tokens, temperature {rollout.temperature}"),
         ("advantage", f"{plan.advantage.kind} {_options(plan.advantage.options)}"),
@@ -50,5 +50,17 @@ def _options(options: Mapping[str, Any]) -> str:
 def _memory(plan: Plan) -> str:
     if plan.policy.parameters is None:
         return ""
-    need = memory.training_bytes(plan.policy.parameters, plan.policy.dtype, plan.learner.zero_stage, plan.world.ranks) / memory.GIB
+    need = memory.training_bytes(plan.policy.parameters, plan.policy.dtype, plan.learner.zero_stage, plan.world.ranks, _keeping(plan)) / memory.GIB
     return f", {need:.2f} GiB a rank for weights, gradients and optimizer"
+
+
+def _keeping(plan: Plan) -> memory.Keeping:
+    """As the configuration says it."""
+    config = plan.learner.deepspeed
+    return memory.Keeping(
+        optimizer=plan.learner.kind,
+        master="bfloat16" if config["bf16"].get("bf16_master_weights_and_grads") else "float32",
+        gradients="bfloat16" if config.get("data_types", {}).get("grad_accum_dtype") == "bf16" else "float32",
+        offload_optimizer="offload_optimizer" in config["zero_optimization"],
+        offload_parameters="offload_param" in config["zero_optimization"],
+    )

@@ -71,14 +71,8 @@ KEYS: dict[str, str] = {
     "algorithm.loss.entropy_coefficient": "there is no entropy term",
     "algorithm.loss.top_entropy_share": "all tokens are trained",
     "algorithm.kl.controller": "the coefficient is fixed",
-    "batch.rollouts_per_update": "every rollout has its own updates",
-    "batch.tokens_per_micro_batch": "use `micro_batch_size`",
     "train.max_hours": "stop the run with Ctrl-C or SIGTERM: it writes a checkpoint",
-    "train.precision": "master weights, gradients and sums are float32",
     "train.freeze_policy_steps": "the policy is trained from the first step",
-    "train.offload": "use a higher `deepspeed.zero_stage`",
-    "train.deepspeed.extra": "the plan derives DeepSpeed's configuration",
-    "train.compile": "the model runs uncompiled",
     "train.supervised": "there is no supervised stream",
     "eval.rewards": "evaluation uses the rewards of training",
     "eval.vote_k": "use `pass_k`",
@@ -92,6 +86,8 @@ KEYS: dict[str, str] = {
 """Pattern of a key -> what holds instead."""
 
 VALUES: dict[str, dict[str, str]] = {
+    "train.offload.optimizer": {"nvme": "use cpu: writing moments to a disk in every update is slower than any other way to save memory"},
+    "train.offload.parameters": {"nvme": "use cpu: reading weights from a disk in every pass is slower than any other way to save memory"},
     "models.policy.dtype": {"float16": "float16 needs loss scaling: use bfloat16"},
     "models.policy.attention": dict.fromkeys(("varlen", "flash_2", "flash_3", "flex"), "use sdpa"),
     "rollout.engine": dict.fromkeys(("vllm", "sglang", "diffusers"), "use hf"),

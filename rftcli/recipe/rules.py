@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import data_rules
+from rftcli.recipe import data_rules, update_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -228,6 +228,51 @@ RULES: dict[str, Rule] = {
         about=("algorithm.advantage.std", "algorithm.advantage.normalise_std"),
         text="`std: batch` needs grpo with `normalise_std`.",
         check=_std_unused,
+    ),
+    "micro-batch-twice": Rule(
+        about=("batch.micro_batch_size", "batch.tokens_per_micro_batch"),
+        text="At most one of `micro_batch_size` and `tokens_per_micro_batch` is a number.",
+        check=update_rules.micro_batch_twice,
+    ),
+    "rollouts-per-update": Rule(
+        about=("batch.rollouts_per_update", "batch.updates_per_step", "batch.prompts_per_step"),
+        text="Several rollouts make one update, or one rollout makes several; every rollout has equally many prompts.",
+        check=update_rules.rollouts_and_updates,
+    ),
+    "optimizer-options": Rule(
+        about=("train.optimizer.options", "train.optimizer.kind"),
+        text="An optimizer takes its own options only, and none that has a key of its own.",
+        check=update_rules.optimizer_options,
+    ),
+    "decay-nothing": Rule(
+        about=("train.optimizer.no_decay", "train.optimizer.weight_decay"),
+        text="`no_decay` needs a `weight_decay`.",
+        check=update_rules.decay_nothing,
+    ),
+    "whole-matrices": Rule(
+        about=("train.optimizer.kind", "train.deepspeed.zero_stage", "train.offload.optimizer"),
+        text="Muon needs whole matrices: ZeRO stage 0. Only adamw can be offloaded.",
+        check=update_rules.whole_matrices,
+    ),
+    "offload-stage": Rule(
+        about=("train.offload.optimizer", "train.offload.parameters", "train.deepspeed.zero_stage"),
+        text="Offloading the optimizer needs ZeRO stage 1 or higher, offloading parameters stage 3.",
+        check=update_rules.offload_stage,
+    ),
+    "precision-pairs": Rule(
+        about=("train.precision.master", "train.precision.gradients"),
+        text="Master weights in bfloat16 go with gradients in bfloat16.",
+        check=update_rules.precision_pairs,
+    ),
+    "compile-sharded": Rule(
+        about=("train.compile", "train.deepspeed.zero_stage", "train.offload.parameters"),
+        text="A model whose parameters are sharded (ZeRO stage 3) is not compiled.",
+        check=update_rules.compile_sharded,
+    ),
+    "deepspeed-extra": Rule(
+        about=("train.deepspeed.extra",),
+        text="`extra` holds nothing that the plan derives from another key.",
+        check=update_rules.deepspeed_extra,
     ),
 }
 """Code -> rule, in the order in which a recipe is read."""

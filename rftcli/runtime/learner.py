@@ -20,6 +20,7 @@ from rftcli.algo.schedules import learning_rate
 from rftcli.errors import RftError
 from rftcli.plan.plan import LearnerPlan
 from rftcli.protocols import LossFunction, StepOutcome, World
+from rftcli.runtime.optimizers import make_optimizer
 from rftcli.types import Batch
 
 TAG = "state"
@@ -29,15 +30,6 @@ TAG = "state"
 # DeepSpeed would compile a kernel for collectives in shared memory at the first start on a CPU: half a minute and a C++ compiler, to save
 # microseconds. gloo does the same work.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
-class GuardedAdamW(torch.optim.AdamW):
-    """AdamW that leaves weights and moments alone while `skip` is set: the one way to drop an update that every ZeRO stage honours."""
-
-    skip = False
-
-    def step(self, closure: Any = None) -> Any:
-        return None if self.skip else super().step(closure)
 
 
 class HeldBackWriter(TorchCheckpointEngine):
@@ -72,8 +64,7 @@ class DeepSpeedLearner:
         self._world = world
         self._skipped_in_a_row = 0
         self._finite: list[torch.Tensor] = []
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._optimizer = GuardedAdamW(trained, lr=plan.lr, betas=plan.betas, eps=plan.eps, weight_decay=plan.weight_decay, fused=True)
+        self._optimizer = make_optimizer(module, plan)
         self.engine, *_ = deepspeed.initialize(
             model=module.to(device), optimizer=self._optimizer, config=dict(plan.deepspeed), dist_init_required=False
         )

@@ -125,6 +125,11 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
     refusal = batchmath.refusal(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, ranks or gpus)
     if refusal is not None:
         problems.append(loaded.problem("batch.prompts_per_step", refusal, hint="`rft explain batch.prompts_per_step`"))
+    elif ranks or gpus:
+        batch = recipe.batch
+        refusal = batchmath.rollouts_refusal(batch.prompts_per_step, batch.updates_per_step, batch.rollouts_per_update, ranks or gpus)
+        if refusal is not None:
+            problems.append(loaded.problem("batch.rollouts_per_update", refusal, hint="`rft explain batch.rollouts_per_update`"))
     loaded.raise_problems(problems)
     fitting = batchmath.valid_ranks(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, 1024)
     return Checked(summary=f"({recipe.batch.prompts_per_step} prompts a step run on {_listed(fitting)} ranks)", warnings=tuple(warnings))

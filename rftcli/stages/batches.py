@@ -55,20 +55,35 @@ def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators:
     )
 
 
+def by_length(experiences: Sequence[Experience], plan: BatchPlan) -> Sequence[Experience]:
+    """The order in which a token budget wastes least: the longest first, equals as they come. Cut by rows, the order stays as it is."""
+    if plan.tokens_per_micro_batch is None:
+        return experiences
+    return sorted(experiences, key=lambda experience: -len(experience.token_ids))
+
+
+def _cuts(experiences: Sequence[Experience], plan: BatchPlan, *, at_least: int) -> list[range]:
+    if plan.tokens_per_micro_batch is None:
+        return batchmath.micro_batches(len(experiences), plan.micro_batch_size)
+    lengths = [len(experience.token_ids) for experience in experiences]
+    return batchmath.token_micro_batches(lengths, plan.tokens_per_micro_batch, padded=plan.layout == "padded", at_least=at_least)
+
+
 def micro_batches(
     experiences: Sequence[Experience], plan: BatchPlan, denominators: Denominators, world: World, *, pad_id: int, device: torch.device
 ) -> list[Batch]:
-    """This rank's share of one update, cut by rows; every rank gets the same number. Collective.
+    """This rank's share of one update, in the order given, cut by rows or by tokens; every rank gets the same number. Collective.
 
     A rank with fewer ends with fillers: one row in which nothing is trained, which takes part in every collective and changes nothing.
     """
-    parts = [
-        make_batch([experiences[row] for row in rows], plan, denominators, pad_id=pad_id, device=device)
-        for rows in batchmath.micro_batches(len(experiences), plan.micro_batch_size)
-    ]
-    (steps,) = (int(value) for value in world.max([len(parts)]))
+    cuts = _cuts(experiences, plan, at_least=1)
+    (steps,) = (int(value) for value in world.max([len(cuts)]))
+    if len(cuts) < steps:
+        cuts = _cuts(experiences, plan, at_least=steps)  # smaller micro-batches, before fillers
+    parts = [make_batch([experiences[row] for row in rows], plan, denominators, pad_id=pad_id, device=device) for rows in cuts]
     while len(parts) < steps:
-        untrained = replace(experiences[0], mask=torch.zeros_like(experiences[0].mask))
+        shortest = min(experiences, key=lambda experience: len(experience.token_ids))
+        untrained = replace(shortest, mask=torch.zeros_like(shortest.mask))
         parts.append(make_batch([untrained], plan, denominators, pad_id=pad_id, device=device))
     for part, most in zip(parts, world.max([part.target_ids.numel() for part in parts]), strict=True):
         part.most_tokens = int(most)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from rftcli.algo import batchmath
 from rftcli.errors import RftError
@@ -66,7 +67,8 @@ def collect(
     def generate() -> Iterator[Completion]:
         nonlocal generated_at
         total = len(requests) * len(samples)
-        for done, completion in enumerate(sampler.generate(requests, settings), start=1):
+        one_after_another = (sampler.generate(part, settings) for part in batchmath.rollouts(requests, batch.rollouts_per_update))
+        for done, completion in enumerate(chain.from_iterable(one_after_another), start=1):
             tick("rollout", done, total)
             yield completion
         generated_at = clock()

@@ -86,6 +86,7 @@ def _fill(experiences: Sequence[Experience], policy: Policy, name: str, plan: Pl
 
     Every rank makes the same number of passes: under ZeRO-3 a pass is a collective.
     """
+    experiences = batches.by_length(experiences, plan.batch)
     parts = batches.micro_batches(experiences, plan.batch, batches.NO_DENOMINATORS, world, pad_id=pad_id, device=device)
     row = 0
     for batch in parts:

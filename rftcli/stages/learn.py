@@ -89,6 +89,7 @@ def one_update(
     if tokens == 0:
         return Update(applied=False, policy_version=learner.version, lr=learner.lr, grad_norm=None, metrics={}, tokens=0)
     denominators = Denominators(tokens=tokens, sequences=sequences)
+    experiences = batches.by_length(experiences, plan.batch)
     parts = batches.micro_batches(experiences, plan.batch, denominators, world, pad_id=pad_id, device=device)
     measured: dict[str, list[torch.Tensor]] = {}
     for index, batch in enumerate(parts):

@@ -48,21 +48,26 @@ def experiences(count: int = 12) -> list[Any]:
     return found
 
 
-def learner_of(world: Any, *, zero: int, dtype: str = "float32", lr: float = 1e-3, max_grad_norm: float | None = 1.0) -> Any:
+def learner_of(
+    world: Any, *, zero: int, dtype: str = "float32", lr: float = 1e-3, max_grad_norm: float | None = 1.0,
+    kind: str = "adamw", weight_decay: float = 0.0, no_decay: tuple[str, ...] = (), compiled: bool = False, **config: Any,
+) -> Any:  # fmt: skip
+    """`config`: number types, offloading and extra of the DeepSpeed configuration."""
     from rftcli.models.policy import CausalPolicy
     from rftcli.plan import deepspeed_config
     from rftcli.plan.plan import LearnerPlan
     from rftcli.runtime.learner import DeepSpeedLearner
 
     plan = LearnerPlan(
-        kind="adamw", lr=lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, schedule="constant", warmup_updates=0, min_lr=0.0,
-        schedule_updates=100, max_grad_norm=max_grad_norm, skip_at_most=3, zero_stage=zero,
-        deepspeed=deepspeed_config.build(stage=zero, dtype=dtype, ranks=world.size, max_grad_norm=max_grad_norm),
+        kind=kind, lr=lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=weight_decay, schedule="constant", warmup_updates=0, min_lr=0.0,
+        schedule_updates=100, max_grad_norm=max_grad_norm, skip_at_most=3, zero_stage=zero, no_decay=tuple(no_decay), compile=compiled,
+        deepspeed=deepspeed_config.build(stage=zero, dtype=dtype, ranks=world.size, max_grad_norm=max_grad_norm, **config),
     )  # fmt: skip
-    return DeepSpeedLearner(CausalPolicy(tiny_model()), plan, world, torch.device("cpu"), temperature=0.8)
+    model = tiny_model().to(getattr(torch, dtype))
+    return DeepSpeedLearner(CausalPolicy(model), plan, world, torch.device("cpu"), temperature=0.8)
 
 
-def plan_of(layout: str, micro: int, aggregate: str, kl: float) -> Any:
+def plan_of(layout: str, micro: int, aggregate: str, kl: float, tokens: int | None = None) -> Any:
     from types import SimpleNamespace
 
     from rftcli.plan.plan import BatchPlan, LossPlan
@@ -76,6 +81,7 @@ def plan_of(layout: str, micro: int, aggregate: str, kl: float) -> Any:
         layout=layout,
         equation="",
         needs_prepass=None,
+        tokens_per_micro_batch=tokens,
     )
     loss = LossPlan(
         kind="ppo_clip", options={"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}, aggregate=aggregate, kl_coefficient=kl, kl_estimator="k3"
@@ -90,7 +96,10 @@ def share(world: Any, everything: list[Any], uneven: bool) -> list[Any]:
     return everything[:9] if world.rank == 0 else everything[9:]
 
 
-def gradient(world: Any, *, layout: str, micro: int, zero: int, aggregate: str = "token_mean", uneven: bool = False, chunk_tokens: int = 0) -> Any:
+def gradient(
+    world: Any, *, layout: str, zero: int, micro: int = 1, aggregate: str = "token_mean", uneven: bool = False, chunk_tokens: int = 0,
+    tokens: int | None = None, **how: Any,
+) -> Any:  # fmt: skip
     """The reduced gradient of one update, whole, and the weights after it."""
     from deepspeed.utils import safe_get_full_grad
 
@@ -98,8 +107,8 @@ def gradient(world: Any, *, layout: str, micro: int, zero: int, aggregate: str =
     from rftcli.stages.learn import one_update, policy_loss
 
     policy_module.HEAD_BYTES = chunk_tokens * 97 * 4 if chunk_tokens else 2**28
-    learner = learner_of(world, zero=zero)
-    plan = plan_of(layout, micro, aggregate, kl=0.1)
+    learner = learner_of(world, zero=zero, **how)
+    plan = plan_of(layout, micro, aggregate, kl=0.1, tokens=tokens)
     found: dict[str, torch.Tensor] = {}
     step = learner.step
 
@@ -114,10 +123,10 @@ def gradient(world: Any, *, layout: str, micro: int, zero: int, aggregate: str =
     return {"gradient": found, "weights": weights, "metrics": dict(update.metrics), "norm": update.grad_norm, "tokens": update.tokens}
 
 
-def several_updates(world: Any, *, zero: int, updates: int) -> Any:
+def several_updates(world: Any, *, zero: int, updates: int, **how: Any) -> Any:
     from rftcli.stages.learn import one_update, policy_loss
 
-    learner = learner_of(world, zero=zero)
+    learner = learner_of(world, zero=zero, **how)
     plan = plan_of("padded", 3, "token_mean", kl=0.1)
     mine = share(world, experiences(), uneven=False)
     norms = []
@@ -127,11 +136,11 @@ def several_updates(world: Any, *, zero: int, updates: int) -> Any:
     return {"weights": {name: tensor.clone() for name, tensor in learner.weights()}, "norms": norms}
 
 
-def not_finite(world: Any, *, zero: int) -> Any:
+def not_finite(world: Any, *, zero: int, **how: Any) -> Any:
     """The second of three updates has an advantage that is not a number, on rank 1 only."""
     from rftcli.stages.learn import one_update, policy_loss
 
-    learner = learner_of(world, zero=zero)
+    learner = learner_of(world, zero=zero, **how)
     plan = plan_of("padded", 3, "token_mean", kl=0.0)
     log = []
     for number in range(3):
@@ -144,7 +153,7 @@ def not_finite(world: Any, *, zero: int) -> Any:
     return log
 
 
-def save_and_load(world: Any, *, zero: int, folder: str) -> Any:
+def save_and_load(world: Any, *, zero: int, folder: str, **how: Any) -> Any:
     """Two updates, save, one more; then a fresh learner loads and does the last one again: the same bits."""
     from rftcli.stages.learn import one_update, policy_loss
 
@@ -154,14 +163,14 @@ def save_and_load(world: Any, *, zero: int, folder: str) -> Any:
     def update(learner: Any) -> None:
         one_update(mine, learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu"))
 
-    first = learner_of(world, zero=zero)
+    first = learner_of(world, zero=zero, **how)
     update(first)
     update(first)
     first.save(Path(folder))
     state = dict(first.state_dict())
     update(first)
     straight = {name: tensor.clone() for name, tensor in first.weights()}
-    second = learner_of(world, zero=zero)
+    second = learner_of(world, zero=zero, **how)
     second.load(Path(folder))
     second.load_state_dict(state)
     update(second)

@@ -278,6 +278,11 @@ OTHER: dict[str, str] = {
     "train.optimizer.lr": "1e-5", "train.optimizer.betas": "[0.8, 0.9]", "train.optimizer.eps": "1e-7", "train.optimizer.weight_decay": "0.1",
     "train.optimizer.schedule": "cosine", "train.optimizer.warmup_steps": "3", "train.optimizer.min_lr": "1e-9",
     "train.optimizer.schedule_steps": "20", "train.deepspeed.zero_stage": "2", "train.nonfinite.skip_at_most": "1",
+    "batch.rollouts_per_update": "2", "batch.tokens_per_micro_batch": "4096",
+    "train.optimizer.kind": "muon", "train.optimizer.no_decay": "['*bias']", "train.optimizer.options": "{amsgrad: true}",
+    "train.precision.master": "bfloat16", "train.precision.gradients": "bfloat16", "train.precision.reduce": "bfloat16",
+    "train.offload.optimizer": "cpu", "train.offload.parameters": "cpu", "train.compile": "true", "train.deterministic": "true",
+    "train.deepspeed.extra": "{zero_optimization: {overlap_comm: true}}",
     "eval.before_training": "false", "eval.every": "2", "eval.at_end": "false", "eval.temperature": "0.5", "eval.max_new_tokens": "7",
     "eval.pass_k": "[]",
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
@@ -290,6 +295,10 @@ SETUP: dict[str, tuple[str, ...]] = {
     "data.eval.NAME.options": ("data.eval.test={path: null, python: 'a:b', options: {n: 1}}",),
     "data.eval.NAME.samples_per_prompt": ("eval.temperature=1",),
     "train.optimizer.min_lr": ("train.optimizer.schedule=linear",),
+    "train.optimizer.no_decay": ("train.optimizer.weight_decay=0.1",),
+    "train.precision.master": ("models.policy.dtype=bfloat16", "train.precision.gradients=bfloat16"),
+    "train.precision.gradients": ("models.policy.dtype=bfloat16",),
+    "train.precision.reduce": ("models.policy.dtype=bfloat16",),
 }
 """What has to stand in the recipe for the key to be allowed."""
 INSTEAD_OF: dict[str, str] = {
@@ -298,7 +307,7 @@ INSTEAD_OF: dict[str, str] = {
     "train.data_passes": "train.steps=null",
 }
 """What the key takes the place of."""
-ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "algorithm.kl.place", "train.optimizer.kind"}
+ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "algorithm.kl.place"}
 """Keys with a single value so far."""
 MERGED = {"extends"}
 

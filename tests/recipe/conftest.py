@@ -113,7 +113,9 @@ batch:
   prompts_per_step: 16
   updates_per_step: 2
   epochs: 2
+  rollouts_per_update: 1
   micro_batch_size: 4
+  tokens_per_micro_batch: auto
   layout: packed
 train:
   steps: 100
@@ -124,12 +126,24 @@ train:
     betas: [0.8, 0.9]
     eps: 1e-7
     weight_decay: 0.01
+    no_decay: ['*bias']
+    options: {amsgrad: true}
     schedule: cosine
     warmup_steps: 5
     min_lr: 1e-7
     schedule_steps: 200
+  precision:
+    master: float32
+    gradients: bfloat16
+    reduce: bfloat16
+  offload:
+    optimizer: cpu
+    parameters: none
+  compile: true
+  deterministic: true
   deepspeed:
     zero_stage: 2
+    extra: {zero_optimization: {overlap_comm: true}}
   nonfinite:
     skip_at_most: 1
 eval:

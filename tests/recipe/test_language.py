@@ -117,6 +117,9 @@ ADDED = {
     "data.eval.NAME.as_chat",
     "batch.layout",
     "rollout.hf.batch_rows",
+    "train.deterministic",
+    "train.optimizer.no_decay",
+    "train.optimizer.options",
 }
 """Keys that this package adds to the language."""
 

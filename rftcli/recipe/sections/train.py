@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rftcli.recipe.sections.base import Count, NonNegative, Section, Share
+from rftcli.recipe.sections.base import Count, NonNegative, Options, Section, Share, Text
 
 
 class Batch(Section):
@@ -13,7 +13,13 @@ class Batch(Section):
     prompts_per_step: Count = Field(64, description="Prompts of one step, over all ranks.")
     updates_per_step: Count = Field(1, description="Mini-batches that the step's completions are cut into, by whole groups.")
     epochs: Count = Field(1, description="How often the step's mini-batches are gone over.")
-    micro_batch_size: Literal["auto"] | Count = Field("auto", description="Completions of one backward pass of one rank.")
+    rollouts_per_update: Count = Field(
+        1, description="Rollouts that the step's prompts are generated in, one after another with the same weights, before the update."
+    )
+    micro_batch_size: Literal["auto"] | Count = Field("auto", description="Completions of one pass of one rank, instead of a token budget.")
+    tokens_per_micro_batch: Literal["auto"] | Count = Field(
+        "auto", description="Tokens of one pass of one rank, padding included; a completion that is longer goes alone."
+    )
     layout: Literal["auto", "padded", "packed"] = Field(
         "auto", description="Whether the completions of a micro-batch lie in padded rows or one after another in a single row."
     )
@@ -22,11 +28,15 @@ class Batch(Section):
 class Optimizer(Section):
     """The optimizer and its learning-rate schedule."""
 
-    kind: Literal["adamw"] = Field("adamw", description="Optimizer.")
+    kind: Literal["adamw", "adamw_8bit", "muon"] = Field(
+        "adamw", description="Optimizer; `adamw_8bit` keeps its moments in 8 bits (CUDA), `muon` orthogonalises the updates of hidden matrices."
+    )
     lr: float = Field(1.0e-6, gt=0, le=1, description="Peak learning rate.")
     betas: tuple[Share, Share] = Field((0.9, 0.95), description="Decay of the running means of gradient and squared gradient.")
     eps: float = Field(1.0e-8, gt=0, description="What is added to the root of the squared gradient's mean.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay per update, times the learning rate.")
+    no_decay: tuple[Text, ...] = Field((), description="Patterns of parameter names without weight decay, such as `*bias` and `*norm*`.")
+    options: Options = Field(default_factory=dict, description="Further arguments of the optimizer, by their names there.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="How the learning rate goes on after the warm-up.")
     warmup_steps: NonNegative = Field(0, description="Steps over which the learning rate rises from 0 to `lr`.")
     min_lr: float = Field(0.0, ge=0, description="Learning rate at the end of the schedule.")
@@ -39,6 +49,22 @@ class DeepSpeed(Section):
     """What the recipe decides about DeepSpeed; the plan derives the rest."""
 
     zero_stage: Literal["auto", 0, 1, 2, 3] = Field("auto", description="What is sharded over ranks: nothing, optimizer, gradients, parameters too.")
+    extra: Options = Field(default_factory=dict, description="Merged into DeepSpeed's configuration; what the plan derives is refused here.")
+
+
+class Precision(Section):
+    """Number types of a policy in bfloat16; one in float32 has no other."""
+
+    master: Literal["float32", "bfloat16"] = Field("float32", description="Weights and moments that the optimizer works on.")
+    gradients: Literal["float32", "bfloat16"] = Field("float32", description="Gradients while micro-batches add to them.")
+    reduce: Literal["float32", "bfloat16"] = Field("float32", description="Gradients on their way between ranks.")
+
+
+class Offload(Section):
+    """What lies in the memory of the machine instead of that of the GPU."""
+
+    optimizer: Literal["none", "cpu"] = Field("none", description="Master weights and moments; the optimizer's step then runs on the CPU.")
+    parameters: Literal["none", "cpu"] = Field("none", description="Parameters between their uses, under ZeRO stage 3.")
 
 
 class NonFinite(Section):
@@ -58,5 +84,9 @@ class Train(Section):
         1.0, description="Norm that the gradient of an update is cut to, over all parameters and ranks; null is off."
     )
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer and its learning-rate schedule.")
+    precision: Precision = Field(default_factory=Precision, description="Number types of the update.")
+    offload: Offload = Field(default_factory=Offload, description="What lies in the memory of the machine.")
+    compile: bool = Field(False, description="Whether the model's layers are compiled for the update (torch.compile); not under ZeRO stage 3.")
+    deterministic: bool = Field(False, description="Whether only kernels with repeatable results run: slower on a GPU.")
     deepspeed: DeepSpeed = Field(default_factory=DeepSpeed, description="What the recipe decides about DeepSpeed.")
     nonfinite: NonFinite = Field(default_factory=NonFinite, description="What happens when a gradient is not finite.")

@@ -1,0 +1,87 @@
+"""Number types, offloading and optimizers against the machine, the policy and the ZeRO stage: what goes together, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rftcli.plan import memory
+from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.facts import Facts
+from rftcli.plan.plan import LearnerPlan, ModelPlan, WorldPlan
+
+if TYPE_CHECKING:
+    from rftcli.recipe.sections import Recipe
+
+
+def keeping(recipe: Recipe) -> memory.Keeping:
+    train = recipe.train
+    return memory.Keeping(
+        optimizer=train.optimizer.kind,
+        master=train.precision.master,
+        gradients=train.precision.gradients,
+        offload_optimizer=train.offload.optimizer != "none",
+        offload_parameters=train.offload.parameters != "none",
+    )
+
+
+def auto_stage(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan) -> tuple[int, str]:
+    """(ZeRO stage, the reason) where the recipe leaves it to the plan."""
+    train = recipe.train
+    if train.optimizer.kind == "muon":
+        return 0, "muon orthogonalises whole matrices"
+    if train.offload.parameters != "none":
+        return 3, "offloaded parameters are gathered where they are used"
+    lowest = 1 if train.offload.optimizer != "none" else 0
+    return memory.zero_stage(facts.model.parameters, policy.dtype, world, facts.machine, keeping(recipe), lowest=lowest)
+
+
+def check_update(recipe: Recipe, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan | None, problems: list[PlanProblem]) -> None:
+    train = recipe.train
+    if train.optimizer.kind == "adamw_8bit" and world.device == "cpu":
+        problems.append(
+            PlanProblem(
+                path="train.optimizer.kind",
+                message="`adamw_8bit` needs a GPU, and this run is on a CPU",
+                reason="its 8-bit moments are kernels of CUDA",
+                hint="use `train.optimizer.kind: adamw`",
+            )
+        )
+    if train.optimizer.kind == "muon" and policy.dtype == "bfloat16":
+        problems.append(
+            PlanProblem(
+                path="train.optimizer.kind",
+                message="`muon` needs a policy in float32",
+                reason="bfloat16 needs ZeRO stage 1 for its master weights, and ZeRO cuts the matrices that muon needs whole",
+                hint="set `models.policy.dtype: float32`, or use adamw",
+            )
+        )
+    if policy.dtype == "float32":
+        for name, value in train.precision.model_dump().items():
+            if value == "bfloat16":
+                problems.append(
+                    PlanProblem(
+                        path=f"train.precision.{name}",
+                        message="must be float32 for a policy in float32",
+                        hint="for a policy in bfloat16 set `models.policy.dtype: bfloat16`",
+                    )
+                )
+    if train.compile and learner is not None and learner.zero_stage == 3:
+        problems.append(
+            PlanProblem(
+                path="train.compile",
+                message="must be false under ZeRO stage 3, which the plan chose",
+                reason="it gathers each layer's weights in hooks, at which a compiled graph would break",
+                hint="set `train.deepspeed.zero_stage: 2` if the memory allows",
+            )
+        )
+
+
+def update_notes(recipe: Recipe, world: WorldPlan) -> list[str]:
+    """What a person should know before they start."""
+    train = recipe.train
+    notes = []
+    if train.precision.master == "bfloat16":
+        notes.append("train.precision.master bfloat16: a change of a weight by less than about 1/256 of it is lost; small learning rates train little")
+    if world.device == "cpu" and "cpu" in (train.offload.optimizer, train.offload.parameters):
+        notes.append("train.offload saves nothing on a CPU: there is one memory")
+    return notes
