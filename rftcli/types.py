@@ -231,6 +231,19 @@ class SamplingSettings:
     stop_token_ids: tuple[int, ...] = ()
     """In addition to the model's own end tokens."""
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    """Over prompt and completion; 1.0 is off."""
+    presence_penalty: float = 0.0
+    """Over the completion, as the next."""
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[str, float] = field(default_factory=dict)
+    """Token id in digits, or a text that is one token -> what is added to its score."""
+    bad_words: tuple[str, ...] = ()
+    """Token sequences that are never completed."""
+    structured: Mapping[str, Any] | None = None
+    """{"regex": pattern} or {"json_schema": schema}: the form of every completion."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of the engine, by the names it gives them; what is off is absent."""
     logprobs: bool = False
 
 

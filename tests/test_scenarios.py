@@ -14,7 +14,7 @@ import torch
 
 from rftcli.algo.advantages import groups_with_spread
 from rftcli.engines.fake import FakeSampler
-from rftcli.plan.plan import AdvantagePlan, BatchPlan
+from rftcli.plan.plan import AdvantagePlan, BatchPlan, RolloutPlan
 from rftcli.protocols import Roles, StepOutcome
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages import batches
@@ -89,9 +89,10 @@ def plan(groups: int = 4, samples: int = 2, updates: int = 1) -> Any:
     batch = BatchPlan(
         prompts_per_step=groups, samples_per_prompt=samples, updates_per_step=updates, epochs=1, micro_batch_size=8, layout="padded", equation="", needs_prepass=None
     )  # fmt: skip
-    rollout = SimpleNamespace(
-        max_new_tokens=4, min_new_tokens=0, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, stop=(), stop_token_ids=(), ignore_eos=False
-    )
+    rollout = RolloutPlan(
+        engine="fake", shares_weights=True, batch_rows=8, samples_per_prompt=samples, max_new_tokens=4, min_new_tokens=0, temperature=1.0, top_p=1.0,
+        top_k=0, min_p=0.0, stop=(), stop_token_ids=(), ignore_eos=False,
+    )  # fmt: skip
     return SimpleNamespace(batch=batch, rollout=rollout, seed=0, probes=lambda step: False)
 
 

@@ -4,10 +4,13 @@ Promise: the same weights and the same key (seed, draw, sample) give the same to
 over ranks (float32 on a CPU, dense models, equal `batch_rows` and thread count). A matrix product gives a row other last bits when the matrix has
 another number of rows, so no shape here depends on which requests happen to be present:
 
-- every decode pass has exactly `batch_rows` rows; places left over, and rows that are finished, go on as dummies;
+- every decode pass has a number of rows that follows from the settings and the prompt's width; places left over, and rows that are finished, go on as
+  dummies;
 - a prompt's width is that of its own bucket, `width_bucket` x 1, 2, 4, ..., never that of its batch; only rows of one width share a batch;
 - prompts are prefilled in passes of a fixed number of rows, once each, and their cache is copied to their rows;
-- a bucket is wider than its prompts, so every row has a masked position and attention takes the masked kernel in every batch.
+- a bucket is wider than its prompts, so every row has a masked position and attention takes the masked kernel in every batch;
+- with `continuous`, where a waiting row takes the place of a finished one, the cache has a fixed size and every row a part of its own in it, so that
+  a row's arithmetic has the same shapes at any time.
 
 With another thread count matrix products may differ in the last bit too, unless the process was started with MKL_CBWR=AUTO,STRICT.
 Keep `batch_rows` a multiple of 8: elementwise kernels treat the last few numbers of an oddly sized tensor separately.
@@ -17,77 +20,49 @@ What it leaves out: speed on a GPU (that is what other engines are for), and mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from rftcli.engines.finish import StopRule, completion, is_greedy, stop_rule
+from rftcli.engines.finish import StopRule, completion, stop_rule
 from rftcli.engines.kvcache import expanded
-from rftcli.engines.noise import RowNoise, uniforms
+from rftcli.engines.noise import uniforms
+from rftcli.engines.rows import Batch, Pool, Prefilled, Row
 from rftcli.engines.sampling import choose_greedily, draw, log_weights
+from rftcli.engines.shaping import Rules, Shaping, rules_of
 from rftcli.errors import RftError, UsageError
 from rftcli.protocols import Weights
 from rftcli.types import Completion, FinishReason, Request, SamplingSettings
 
+VECTOR_ROWS = 8
+"""Elementwise kernels treat the last few numbers of an oddly sized tensor separately, with other last bits."""
 PREFILL_ROWS_CPU = 1
 """On a CPU one prompt fills the machine, and a dummy would cost as much as a prompt."""
 PREFILL_ROWS_ACCELERATOR = 4
 """Elsewhere a pass is bound by launches, and dummies are nearly free."""
 
 
-class _Row:
-    """One sample in the making."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What one call of `generate` asks for."""
 
-    __slots__ = ("greedy", "ids", "key", "logprobs", "prefix", "request", "sample")
-
-    def __init__(self, request: Request, sample: int, settings: SamplingSettings) -> None:
-        earlier = request.partial.get(sample)
-        self.request, self.sample = request, sample
-        self.ids: list[int] = [] if earlier is None else list(earlier.ids)
-        self.logprobs: list[float] | None = None
-        if settings.logprobs and (earlier is None or earlier.logprobs is not None):
-            self.logprobs = [] if earlier is None else list(earlier.logprobs)
-        self.prefix = (*request.prompt.token_ids, *self.ids)
-        self.greedy = is_greedy(sample, settings)
-        self.key = RowNoise(settings.seed, request.prompt.draw, sample).key
-
-
-class _Batch:
-    """The rows of one batch and where they stand: R = `batch_rows` rows, the first `len(rows)` of them real."""
-
-    __slots__ = ("cache", "greedy", "keys", "live", "mask", "positions", "rows", "scores")
-
-    def __init__(self, rows: Sequence[_Row], size: int, device: torch.device, cache: DynamicCache, scores: Tensor, mask: Tensor) -> None:
-        self.rows: list[_Row | None] = [*rows, *(None for _ in range(size - len(rows)))]
-        """(R,) None once finished, and for dummies."""
-        self.cache = cache
-        self.scores = scores
-        """(R, V) for the next token"""
-        self.mask = mask
-        """(R, width + new tokens so far) int64"""
-        self.positions = mask.sum(-1, keepdim=True) - 1
-        """(R, 1) of the newest token; stands still for finished rows, so that it stays inside learned position tables"""
-        self.live = torch.tensor([[row is not None] for row in self.rows], device=device).long()
-        """(R, 1) 1 for rows that go on"""
-        self.greedy = [row.greedy for row in rows] + [all(row.greedy for row in rows)] * (size - len(rows))
-        """(R,) a dummy is greedy where all rows are"""
-        self.keys = np.array([0 if row is None else row.key for row in self.rows], dtype=np.uint64)
-
-    def token_counts(self) -> np.ndarray:
-        """(R,) tokens sampled so far."""
-        return np.array([0 if row is None else len(row.ids) for row in self.rows], dtype=np.int64)
+    settings: SamplingSettings
+    rule: StopRule
+    rules: Rules
 
 
 class HFSampler:
     """`protocols.Sampler` over a transformers causal LM.
 
     `module` is either the trainer's own (its weights are always the newest; `load` only takes the version) or a replica that `load` copies into
-    (`owns_weights`). `eos_ids` are all end tokens of the model. `pad_id` fills masked positions; any valid id will do.
+    (`owns_weights`). `eos_ids` are all end tokens of the model. `pad_id` fills masked positions; any valid id will do. `batch_tokens` lowers the
+    rows of a pass so that rows x (padded prompt + new tokens) stay within it. `continuous`: a waiting row takes a finished one's place.
     """
 
     def __init__(
@@ -98,6 +73,8 @@ class HFSampler:
         *,
         pad_id: int,
         batch_rows: int,
+        batch_tokens: int | None = None,
+        continuous: bool = False,
         device: torch.device | str,
         width_bucket: int = 16,
         owns_weights: bool,
@@ -105,10 +82,13 @@ class HFSampler:
         assert batch_rows >= 1 and width_bucket >= 1, (batch_rows, width_bucket)
         self.version = 0
         self._module = module
+        self._tokenizer = tokenizer
         self._decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
         self._eos_ids = tuple(eos_ids)
         self._pad_id = pad_id
         self._batch_rows = batch_rows
+        self._batch_tokens = batch_tokens
+        self._continuous = continuous
         self._device = torch.device(device)
         self._width_bucket = width_bucket
         self._owns_weights = owns_weights
@@ -121,22 +101,29 @@ class HFSampler:
             if not request.prompt.token_ids:
                 raise UsageError(f"prompt {request.prompt.row_id} has no tokens", hint="every row needs a prompt of at least one token")
         rule = stop_rule(settings, self._eos_ids, self._decode)
-        rows = [_Row(request, sample, settings) for request in requests for sample in request.samples]
+        call = _Call(settings=settings, rule=rule, rules=rules_of(settings, rule.ids, self._tokenizer, self._device))
+        rows = [Row(request, sample, settings) for request in requests for sample in request.samples]
         modes = [(part, part.training) for part in self._module.modules()]
         if self._owns_weights:
             self._module.to(self._device)  # back from `sleep`
         self._module.eval()
         try:
-            waiting: dict[int, list[_Row]] = {}
+            waiting: dict[int, list[Row]] = {}
             for row in rows:
                 finish = rule.finished(row.ids)
+                if finish is None and row.ids and call.rules.grammar is not None and call.rules.grammar.matcher(row.ids).complete:
+                    finish = FinishReason.STOP
                 if finish is not None:
                     yield self._completed(row, finish)
                 else:
                     waiting.setdefault(self.width(len(row.prefix)), []).append(row)
             for width, alike in waiting.items():
-                for first in range(0, len(alike), self._batch_rows):
-                    yield from self._run(alike[first : first + self._batch_rows], width, settings, rule)
+                if self._continuous:
+                    yield from self._refilling(alike, width, call)
+                    continue
+                size = self.pass_rows(width, settings)
+                for first in range(0, len(alike), size):
+                    yield from self._run(self._batch(alike[first : first + size], width, size, call), call)
         finally:
             for part, training in modes:
                 part.training = training
@@ -164,32 +151,88 @@ class HFSampler:
             width *= 2
         return width
 
-    def _run(self, rows: Sequence[_Row], width: int, settings: SamplingSettings, rule: StopRule) -> Iterator[Completion]:
-        """One batch from prompts to the last finished row. Gradients are off inside the passes only: a consumer runs between two yields."""
-        batch = self._prefill(rows, width)
+    def pass_rows(self, width: int, settings: SamplingSettings) -> int:
+        """Rows of a decode pass over prompts of this width: a function of the settings and the width alone, and never less than a vector of eight."""
+        if self._batch_tokens is None:
+            return self._batch_rows
+        fitting = self._batch_tokens // (width + settings.max_new_tokens) // VECTOR_ROWS * VECTOR_ROWS
+        return min(self._batch_rows, max(VECTOR_ROWS, fitting))
+
+    def _refilling(self, rows: Sequence[Row], width: int, call: _Call) -> Iterator[Completion]:
+        """All rows of one width through one pool. Prompts are prefilled when their first row gets a place, and let go with the last."""
+        waiting = deque(rows)
+        ready: dict[tuple[int, ...], tuple[Prefilled, int]] = {}
+
+        def refill(pool: Pool) -> None:
+            for index in [index for index, row in enumerate(pool.rows) if row is None]:
+                if not waiting:
+                    return
+                row = waiting.popleft()
+                if row.prefix not in ready:
+                    ready.clear()  # rows of one prompt stand together, so the others are done
+                    ready.update(self._ahead(row, waiting, width))
+                pool.fill(index, row, *ready[row.prefix])
+
+        ready.update(self._ahead(waiting[0], waiting, width))
+        first = ready[waiting[0].prefix][0]
+        size = self.pass_rows(width, call.settings)
+        shaping = Shaping(call.rules, size, first.scores.shape[-1], self._device) if call.rules.shapes else None
+        pool = Pool(size, width, width + call.settings.max_new_tokens, self._device, first, shaping)
+        pool.greedy = [all(row.greedy for row in rows)] * size
+        refill(pool)
+        yield from self._run(pool, call, lambda: refill(pool))
+
+    def _ahead(self, row: Row, waiting: Sequence[Row], width: int) -> dict[tuple[int, ...], tuple[Prefilled, int]]:
+        """The row's prompt and the next ones, as many as one pass holds."""
+        prefixes = list(dict.fromkeys((row.prefix, *(other.prefix for other in waiting))))[: self._prefill_rows]
+        prompts = self._prefill(prefixes, width)
+        return {prefix: (prompts, number) for number, prefix in enumerate(prefixes)}
+
+    def _run(self, batch: Batch, call: _Call, refill: Callable[[], None] | None = None) -> Iterator[Completion]:
+        """One batch to its last row. Gradients are off inside the passes only: a consumer runs between two yields."""
         while True:
-            ids, logprobs = self._choose(batch, settings, rule)
+            ids, logprobs = self._choose(batch, call)
             for index, (row, token) in enumerate(zip(batch.rows, ids.tolist(), strict=True)):
                 if row is None:
                     continue
                 if token < 0:
-                    raise RftError("the model's scores are not numbers", hint="look at grad_norm and loss of the last steps")
+                    raise _no_token(batch.shaping)
                 row.ids.append(token)
                 if row.logprobs is not None:
                     row.logprobs.append(logprobs[index])
-                finish = rule.finished(row.ids)
+                finish = call.rule.finished(row.ids)
+                if batch.shaping is not None:
+                    batch.shaping.push(index, token)
+                    if batch.shaping.complete(index):
+                        finish = FinishReason.STOP
                 if finish is not None:
-                    batch.rows[index] = None
-                    batch.live[index] = 0
+                    batch.release(index)
                     yield self._completed(row, finish)
+            if any(row is not None for row in batch.rows):
+                self._step(batch, ids)
+            if refill is not None:
+                refill()
             if all(row is None for row in batch.rows):
                 return
-            self._step(batch, ids)
+
+    def _batch(self, rows: Sequence[Row], width: int, size: int, call: _Call) -> Batch:
+        """Each different prompt once; then its cache, scores and mask for every row of it. Dummies copy the first."""
+        prefixes = list(dict.fromkeys(row.prefix for row in rows))
+        prompts = self._prefill(prefixes, width)
+        places = {prefix: index for index, prefix in enumerate(prefixes)}
+        owner = torch.zeros(size, dtype=torch.int64)
+        owner[: len(rows)] = torch.tensor([places[row.prefix] for row in rows])
+        owner = owner.to(self._device)  # (R,)
+        shaping = Shaping(call.rules, size, prompts.scores.shape[-1], self._device) if call.rules.shapes else None
+        batch = Batch(size, self._device, expanded(prompts.caches, owner), prompts.scores[owner], prompts.mask[owner], shaping)
+        batch.greedy = [all(row.greedy for row in rows)] * size
+        for index, row in enumerate(rows):
+            batch.place(index, row)
+        return batch
 
     @torch.no_grad()
-    def _prefill(self, rows: Sequence[_Row], width: int) -> _Batch:
-        """Each different prefix once, padded on the left to `width`; then its cache, scores and mask for every row of it. Dummies copy the first."""
-        prefixes = list(dict.fromkeys(row.prefix for row in rows))
+    def _prefill(self, prefixes: Sequence[tuple[int, ...]], width: int) -> Prefilled:
+        """The prompts in order, padded on the left to `width`, in passes of a fixed number of rows; dummies repeat the first."""
         missing = -len(prefixes) % self._prefill_rows
         padded = torch.full((len(prefixes) + missing, width), self._pad_id)
         mask = torch.zeros_like(padded)
@@ -209,36 +252,35 @@ class HFSampler:
             )
             caches.append(output.past_key_values)
             scores.append(output.logits[:, -1])
-        places = {prefix: index for index, prefix in enumerate(prefixes)}
-        owner = torch.zeros(self._batch_rows, dtype=torch.int64)
-        owner[: len(rows)] = torch.tensor([places[row.prefix] for row in rows])
-        owner = owner.to(self._device)  # (R,)
-        return _Batch(rows, self._batch_rows, self._device, expanded(caches, owner), torch.cat(scores)[owner], mask[owner])
+        return Prefilled(caches=caches, scores=torch.cat(scores), mask=mask)
 
     @torch.no_grad()
-    def _choose(self, batch: _Batch, settings: SamplingSettings, rule: StopRule) -> tuple[Tensor, list[float]]:
+    def _choose(self, batch: Batch, call: _Call) -> tuple[Tensor, list[float]]:
         """(ids (R,), log-probs (R,) or empty): the next token of every row, dummies too."""
-        counts = batch.token_counts()
+        settings = call.settings
         scores = batch.scores.float()
-        early = counts < settings.min_new_tokens
-        if early.any() and rule.ids:
-            banned = torch.zeros(scores.shape[-1], dtype=torch.bool)
-            banned[[token for token in rule.ids if token < scores.shape[-1]]] = True
-            scores = scores.masked_fill((torch.from_numpy(early)[:, None] & banned).to(self._device), -torch.inf)
+        if batch.shaping is not None:
+            scores = batch.shaping.apply(scores)
         if all(batch.greedy):
             return choose_greedily(scores), [0.0] * len(batch.greedy)  # a greedy choice is certain
-        weights = log_weights(scores, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)
-        ids, logprobs = draw(weights, torch.from_numpy(uniforms(batch.keys, counts)).to(self._device))
+        weights = log_weights(
+            scores,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            filters=call.rules.filters,
+        )
+        ids, logprobs = draw(weights, torch.from_numpy(uniforms(batch.keys, batch.token_counts())).to(self._device))
         if any(batch.greedy):
             greedy = torch.tensor(batch.greedy, device=self._device)
             ids, logprobs = torch.where(greedy, choose_greedily(scores), ids), torch.where(greedy, 0.0, logprobs)
         return ids, logprobs.tolist() if settings.logprobs else []
 
     @torch.no_grad()
-    def _step(self, batch: _Batch, ids: Tensor) -> None:
+    def _step(self, batch: Batch, ids: Tensor) -> None:
         """Feed the chosen ids (R,) and take the scores that follow."""
-        batch.mask = torch.cat([batch.mask, torch.ones_like(batch.positions)], dim=-1)
-        batch.positions = batch.positions + batch.live
+        batch.advance()
         output = self._module(
             input_ids=ids.clamp(min=0)[:, None],
             attention_mask=batch.mask,
@@ -249,8 +291,18 @@ class HFSampler:
         )
         batch.scores = output.logits[:, -1]
 
-    def _completed(self, row: _Row, finish: FinishReason) -> Completion:
+    def _completed(self, row: Row, finish: FinishReason) -> Completion:
         return completion(row.request, row.sample, ids=row.ids, logprobs=row.logprobs, finish=finish, version=self.version, decode=self._decode)
+
+
+def _no_token(shaping: Shaping | None) -> RftError:
+    """Why a row has no token to take. Scores that are shaped have been looked at before."""
+    if shaping is None:
+        return RftError("the model's scores are not numbers", hint="look at grad_norm and loss of the last steps")
+    return RftError(
+        "no token is left to sample: bans, the form of rollout.structured and the tokenizer exclude all of them",
+        hint="does the tokenizer have tokens for everything the form needs? Are rollout.bad_words or suppress_tokens too many?",
+    )
 
 
 @torch.no_grad()

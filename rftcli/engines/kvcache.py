@@ -45,6 +45,53 @@ def _with_room(states: Tensor, positions: int) -> Tensor:
     return buffer
 
 
+class SlotLayer(DynamicLayer):
+    """Keys and values (R, heads, S, dim) of a fixed size, in which every row writes at a place of its own and sees what its mask lets it see.
+
+    So a row's arithmetic has the same shapes however long its neighbours are, and a row may begin while they are half done.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: int, positions: int) -> None:
+        """`keys`, `values`: of any row, for the shape. Empty slots hold zeros: what is masked is multiplied by 0, so it has to be a number."""
+        super().__init__()
+        self.dtype, self.device = keys.dtype, keys.device
+        self.keys = keys.new_zeros(rows, keys.shape[1], positions, keys.shape[3])
+        self.values = values.new_zeros(rows, values.shape[1], positions, values.shape[3])
+        self.is_initialized = True
+        self.at = torch.zeros(rows, dtype=torch.int64, device=keys.device)
+        """(R,) where each row writes next; set by the owner"""
+        self._rows = torch.arange(rows, device=keys.device)
+
+    def put(self, row: int, keys: Tensor, values: Tensor) -> None:
+        """A prompt's keys and values (heads, width, dim) at the beginning of a row."""
+        self.keys[row, :, : keys.shape[1]] = keys
+        self.values[row, :, : values.shape[1]] = values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        self.keys[self._rows, :, self.at] = key_states[:, :, 0]
+        self.values[self._rows, :, self.at] = value_states[:, :, 0]
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        """As if the newest token were the last of all, so that causality masks nothing and the row masks decide."""
+        return self.keys.shape[-2] - 1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.keys.shape[-2], 0
+
+
+def slots_like(cache: DynamicCache, rows: int, positions: int) -> DynamicCache:
+    """An empty cache of `rows` x `positions` with the layers of a prefilled one. MachineError for layers whose reach depends on the position."""
+    slots = DynamicCache()
+    for layer in cache.layers:
+        if type(layer) is not DynamicLayer:
+            raise MachineError(
+                f"the hf engine cannot refill rows of a cache layer of the kind {type(layer).__name__}", hint="set `rollout.hf.continuous: false`"
+            )
+        slots.layers.append(SlotLayer(layer.keys, layer.values, rows, positions))
+    return slots
+
+
 def expanded(caches: Sequence[DynamicCache], rows: Tensor) -> DynamicCache:
     """One cache with a row for each entry of `rows` (R,): its index among all rows of `caches`, which hold equally many positions each."""
     whole = caches[0]

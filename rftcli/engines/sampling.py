@@ -3,29 +3,43 @@
 Everything is float64, so that the choice is a function of the scores and the uniform alone, and log-probs are those of the distribution that was
 sampled from: after temperature and filters. Off means off: there is no hidden top-k.
 
-What it leaves out: where uniforms come from (`noise`), and penalties.
+What it leaves out: where uniforms come from (`noise`), and what changes scores before the temperature (`shaping`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 
-def log_weights(scores: Tensor, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+def log_weights(
+    scores: Tensor,
+    *,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    filters: Sequence[Callable[[Tensor], Tensor]] = (),
+) -> Tensor:
     """(R, V) float64 log-probs up to a constant per row, the largest 0, of the sampled distribution; -inf for what the filters remove.
 
-    `scores` (R, V) are the model's. Order: temperature, top-k, top-p (of the mass that top-k left), min-p.
+    `scores` (R, V) are the model's, or as `shaping` left them. Order: temperature, top-k, top-p (of the mass that top-k left), min-p, `filters`.
     """
     assert temperature > 0, f"temperature {temperature}: greedy choices have no weights"
-    weights = scores.double() / temperature
+    weights = scores.to(torch.float64, copy=True)
+    if temperature != 1.0:
+        weights /= temperature
     if top_k > 0:
         weights = keep_top_k(weights, top_k)
     if top_p < 1.0:
         weights = keep_top_p(weights, top_p)
     if min_p > 0.0:
         weights = keep_min_p(weights, min_p)
-    return weights - weights.amax(-1, keepdim=True)
+    for keep in filters:
+        weights = keep(weights)
+    return weights.sub_(weights.amax(-1, keepdim=True))
 
 
 def keep_top_k(weights: Tensor, top_k: int) -> Tensor:
@@ -54,7 +68,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
     `weights` (R, V) as `log_weights` gives them. A row whose scores are not numbers gets the id -1.
     """
-    cumulative = weights.exp().cumsum(-1)  # (R, V)
+    cumulative = weights.exp().cumsum_(-1)  # (R, V)
     total = cumulative[:, -1]
     # below the total even when the product rounds up to it: a token of probability zero is never taken
     point = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))

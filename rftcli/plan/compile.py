@@ -14,7 +14,7 @@ from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_models import model_plan
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
-from rftcli.plan.compile_rollout import check_lengths, rollout_plan
+from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
 from rftcli.plan.compile_run import eval_plan, track_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
 from rftcli.plan.facts import Facts
@@ -31,6 +31,7 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
     """
     problems: list[PlanProblem] = []
     notes: list[str] = []
+    recipe = with_length(recipe, facts, problems, notes)
     device = "cuda" if facts.machine.gpus else "cpu"
     world = WorldPlan(
         ranks=facts.ranks,
@@ -50,7 +51,9 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
 
     batch = batch_plan(recipe, facts, world, problems)
     learner = learner_plan(recipe, facts, world, policy, batch, notes)
-    rollout = rollout_plan(recipe, learner)
+    rollout = rollout_plan(recipe, learner, notes)
+    if rollout is not None:
+        check_replica(rollout, policy, world, facts, problems, notes)
     check_lengths(recipe, facts, problems)
     check_stage(recipe, policy, problems)
     check_update(recipe, world, policy, learner, problems)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rftcli.plan import memory
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts
 from rftcli.plan.plan import (
     LearnerPlan,
+    ModelPlan,
     RolloutPlan,
+    WorldPlan,
 )
 
 if TYPE_CHECKING:
@@ -20,20 +23,15 @@ ROW_MULTIPLE = 8
 """Vector kernels treat the last few numbers of an oddly sized tensor apart, with other last bits."""
 
 
-def rollout_plan(recipe: Recipe, learner: LearnerPlan | None) -> RolloutPlan | None:
+def rollout_plan(recipe: Recipe, learner: LearnerPlan | None, notes: list[str]) -> RolloutPlan | None:
     if learner is None:
         return None
     section = recipe.rollout
-    rows = section.hf.batch_rows
-    if rows == "auto":
-        # From the recipe alone, never from the rank count: the promise of equal bits on any number of ranks rests on it.
-        step_rows = recipe.batch.prompts_per_step * section.samples_per_prompt
-        groups = max(1, min(MAX_BATCH_ROWS, step_rows // 2) // section.samples_per_prompt)
-        rows = -(-groups * section.samples_per_prompt // ROW_MULTIPLE) * ROW_MULTIPLE
-    return RolloutPlan(
+    assert section.max_new_tokens != "auto", "`with_length` has put a number there"
+    plan = RolloutPlan(
         engine="hf" if section.engine == "auto" else section.engine,
         shares_weights=learner.zero_stage < 3,
-        batch_rows=rows,
+        batch_rows=_batch_rows(recipe),
         samples_per_prompt=section.samples_per_prompt,
         max_new_tokens=section.max_new_tokens,
         min_new_tokens=section.min_new_tokens,
@@ -44,6 +42,80 @@ def rollout_plan(recipe: Recipe, learner: LearnerPlan | None) -> RolloutPlan | N
         stop=tuple(section.stop),
         stop_token_ids=tuple(section.stop_token_ids),
         ignore_eos=section.ignore_eos,
+        batch_tokens=section.hf.batch_tokens,
+        continuous=section.hf.continuous,
+        repetition_penalty=section.penalties.repetition,
+        presence_penalty=section.penalties.presence,
+        frequency_penalty=section.penalties.frequency,
+        logit_bias=dict(section.logit_bias),
+        bad_words=tuple(section.bad_words),
+        structured=None if section.structured is None else section.structured.model_dump(exclude_none=True),
+        options=section.hf.options.model_dump(exclude_defaults=True, mode="json"),
+    )
+    if plan.reshaped_by:
+        notes.append(
+            f"rollout.{', rollout.'.join(plan.reshaped_by)}: completions come from another distribution than the one that is trained, the model's at "
+            "the temperature; the update is off-policy by that much, nothing corrects for it, and the engine's log-probs are not compared with the "
+            "trainer's"
+        )
+    return plan
+
+
+def _batch_rows(recipe: Recipe) -> int:
+    """Rows of a decode pass, or the most of them where `batch_tokens` limits them. From the recipe alone, never from the rank count: the promise of
+    equal bits on any number of ranks rests on it."""
+    rows = recipe.rollout.hf.batch_rows
+    if rows != "auto":
+        return rows
+    samples = recipe.rollout.samples_per_prompt
+    step_rows = recipe.batch.prompts_per_step * samples
+    if recipe.rollout.hf.batch_tokens is None:
+        groups = max(1, min(MAX_BATCH_ROWS, step_rows // 2) // samples)
+        step_rows = groups * samples
+    return -(-step_rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def with_length(recipe: Recipe, facts: Facts, problems: list[PlanProblem], notes: list[str]) -> Recipe:
+    """The recipe with a number for `rollout.max_new_tokens: auto`: what the model's positions leave beside the longest prompt."""
+    if recipe.rollout.max_new_tokens != "auto":
+        return recipe
+    prompt, limit = recipe.rollout.max_prompt_tokens, facts.model.max_positions
+    new = 1 if limit is None else max(1, limit - prompt)
+    if limit is None:
+        message = "`auto` needs the model's positions, and its files do not say how many there are"
+        problems.append(PlanProblem(path="rollout.max_new_tokens", message=message, hint="write a number"))
+    elif limit <= prompt:
+        message = f"`auto` leaves no position: max_prompt_tokens is {prompt}, the model has {limit}"
+        problems.append(PlanProblem(path="rollout.max_new_tokens", message=message, hint="lower `rollout.max_prompt_tokens`"))
+    else:
+        notes.append(f"rollout.max_new_tokens {new}: {limit} positions of the model - {prompt} of the longest prompt")
+    shortest = recipe.rollout.min_new_tokens
+    if limit is not None and limit > prompt and shortest > new:
+        problems.append(PlanProblem(path="rollout.min_new_tokens", message=f"must be at most `max_new_tokens`, got {shortest} above {new}"))
+    changed: dict[str, Any] = {"rollout": recipe.rollout.model_copy(update={"max_new_tokens": new})}
+    return recipe.model_copy(update=changed)
+
+
+def check_replica(
+    rollout: RolloutPlan, policy: ModelPlan, world: WorldPlan, facts: Facts, problems: list[PlanProblem], notes: list[str]
+) -> None:
+    """Under ZeRO-3 the hf engine gathers the weights once a rollout into a replica of its own; refuse a plan whose ranks cannot hold it."""
+    if rollout.engine != "hf" or rollout.shares_weights:
+        return
+    if policy.parameters is None:
+        notes.append("ZeRO stage 3: the engine keeps a whole replica of the weights on every rank; the model's size is not known before it is loaded")
+        return
+    need, budget, text = memory.with_replica(policy.parameters, policy.dtype, world, facts.machine)
+    if need <= budget:
+        notes.append(f"ZeRO stage 3: the engine keeps a replica, refilled once after every update: {text}")
+        return
+    problems.append(
+        PlanProblem(
+            path="train.deepspeed.zero_stage",
+            message=f"the engine `hf` does not fit beside ZeRO stage 3: {text}",
+            reason="it gathers all weights into a replica on every rank; gathering them layer by layer for every token would take hours",
+            hint="use a smaller model, or GPUs with more memory; more ranks shrink the training state and not the replica",
+        )
     )
 
 
@@ -51,11 +123,11 @@ def check_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> 
     limit = facts.model.max_positions
     if limit is None:
         return
-    prompt = recipe.rollout.max_prompt_tokens
+    prompt, found = recipe.rollout.max_prompt_tokens, {problem.path for problem in problems}
     lengths = {"rollout.max_new_tokens": recipe.rollout.max_new_tokens}
     if recipe.data.eval and recipe.eval.max_new_tokens is not None:
         lengths["eval.max_new_tokens"] = recipe.eval.max_new_tokens
     for path, new in lengths.items():
-        if prompt + new > limit:
+        if prompt + new > limit and path not in found:
             message = f"max_prompt_tokens {prompt} + max_new_tokens {new} = {prompt + new} positions, the model has {limit}"
             problems.append(PlanProblem(path=path, message=message, hint=f"max_prompt_tokens + max_new_tokens must be at most {limit}"))

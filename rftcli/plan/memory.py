@@ -12,6 +12,8 @@ from rftcli.plan.plan import WorldPlan
 
 TRAINING_SHARE = 0.5
 """Share of a device that weights, gradients and optimizer may take."""
+REPLICA_SHARE = 0.9
+"""Share of a device that training state and the engine's replica may take together; they meet while nothing is trained."""
 GIB = 1024**3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -70,3 +72,12 @@ def zero_stage(
     stage = 3 if world.ranks > 1 else lowest
     need = training_bytes(parameters, dtype, stage, world.ranks, keeping) / GIB
     return stage, f"even so {need:.1f} GiB a rank are more than {TRAINING_SHARE:.0%} of {budget:.0f} GiB: expect to run out of memory"
+
+
+def with_replica(parameters: int, dtype: str, world: WorldPlan, machine: MachineFacts) -> tuple[float, float, str]:
+    """(GiB needed, GiB allowed, the sum as text): stage 3's training state of a rank and a whole copy of the weights beside it."""
+    budget = machine.gpu_memory_gib if world.device == "cuda" else machine.memory_gib / world.ranks
+    training = training_bytes(parameters, dtype, 3, world.ranks) / GIB
+    replica = DTYPE_BYTES[dtype] * parameters / GIB
+    text = f"{replica:.2f} GiB of weights + {training:.2f} GiB of training state = {replica + training:.2f} GiB a rank"
+    return replica + training, REPLICA_SHARE * budget, f"{text}, of {REPLICA_SHARE:.0%} of {budget:.0f} GiB"

@@ -75,6 +75,29 @@ class RolloutPlan:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    batch_tokens: int | None = None
+    """Limit on rows x (padded prompt + new tokens) of a decode pass; `batch_rows` is then the most rows. None: always `batch_rows`."""
+    continuous: bool = False
+    """A waiting row takes the place of a finished one."""
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[str, float] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    structured: Mapping[str, Any] | None = None
+    """{"regex": pattern} or {"json_schema": schema}"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further sampling options of the engine; what is off is absent."""
+
+    @property
+    def reshaped_by(self) -> tuple[str, ...]:
+        """Recipe keys that make the sampled distribution another one than the trained one, which is the model's at the temperature."""
+        off = {
+            "top_p": self.top_p == 1.0, "top_k": self.top_k == 0, "min_p": self.min_p == 0.0, "min_new_tokens": self.min_new_tokens == 0,
+            "penalties": (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) == (1.0, 0.0, 0.0),
+            "logit_bias": not self.logit_bias, "bad_words": not self.bad_words, "structured": self.structured is None,
+        }  # fmt: skip
+        return (*(name for name, absent in off.items() if not absent), *(f"{self.engine}.options.{name}" for name in self.options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +227,7 @@ class Plan:
     def probes(self, step: int) -> bool:
         """Does the engine report its log-probs in `step`, to be compared with the trainer's? Only where it samples from the distribution that is
         trained on: no filter, no forced length, a real engine."""
-        rollout = self.rollout
-        plain = (rollout.top_p, rollout.top_k, rollout.min_p, rollout.min_new_tokens) == (1.0, 0, 0.0, 0)
-        return plain and rollout.engine != "fake" and step % PROBE_EVERY == 1
+        return not self.rollout.reshaped_by and self.rollout.engine != "fake" and step % PROBE_EVERY == 1
 
     def saves(self, step: int) -> bool:
         """Is there a checkpoint after `step` (1-based)? The last step always has one."""

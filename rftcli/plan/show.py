@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rftcli.plan import memory
-from rftcli.plan.plan import Plan, plan_hash
+from rftcli.plan.plan import Plan, RolloutPlan, plan_hash
 
 
 def plan_text(plan: Plan) -> str:
@@ -20,7 +20,7 @@ def plan_text(plan: Plan) -> str:
         ("batch", plan.batch.equation),
         ("layout", plan.batch.layout + (f", {plan.batch.rollouts_per_update} rollouts an update" if plan.batch.rollouts_per_update > 1 else "")),
         ("old log-probs", plan.batch.needs_prepass or "from the update's own forward pass: one update per rollout"),
-        ("rollout", f"{rollout.engine}, {rollout.batch_rows} rows a pass, {rollout.max_new_tokens} new tokens, temperature {rollout.temperature}"),
+        ("rollout", f"{rollout.engine}, {_passes(rollout)}, {rollout.max_new_tokens} new tokens, temperature {rollout.temperature}"),
         ("advantage", f"{plan.advantage.kind} {_options(plan.advantage.options)}"),
         ("loss", f"{plan.loss.kind} {_options(plan.loss.options)}, {plan.loss.aggregate}"),
         ("KL", f"{plan.loss.kl_coefficient} x {plan.loss.kl_estimator} in the loss" if plan.loss.kl_coefficient else "off"),
@@ -35,6 +35,11 @@ def plan_text(plan: Plan) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
     return "\n".join([*lines, *(f"note: {text}" for text in plan.notes)])
+
+
+def _passes(rollout: RolloutPlan) -> str:
+    rows = f"{rollout.batch_rows} rows a pass" if rollout.batch_tokens is None else f"at most {rollout.batch_tokens} tokens a pass"
+    return f"{rows}, refilled" if rollout.continuous else rows
 
 
 def _count(parameters: int | None) -> str:

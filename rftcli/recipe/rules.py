@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import data_rules, update_rules
+from rftcli.recipe import data_rules, rollout_rules, update_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -110,7 +110,7 @@ def _k1_in_loss(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 
 def _token_range(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     low, high = recipe.rollout.min_new_tokens, recipe.rollout.max_new_tokens
-    if low > high:
+    if high != "auto" and low > high:
         yield Finding(
             path=("rollout", "min_new_tokens"),
             message=f"must be at most `max_new_tokens`, got {low} above {high}",
@@ -213,6 +213,25 @@ RULES: dict[str, Rule] = {
     ),
     "token-range": Rule(
         about=("rollout.min_new_tokens", "rollout.max_new_tokens"), text="`min_new_tokens` is at most `max_new_tokens`.", check=_token_range
+    ),
+    "structured-form": Rule(
+        about=("rollout.structured.regex", "rollout.structured.json_schema"),
+        text="A structured rollout has exactly one of `regex` and `json_schema`.",
+        check=rollout_rules.structured_form,
+    ),
+    "structured-alone": Rule(
+        about=("rollout.structured", "rollout.min_new_tokens", "rollout.ignore_eos", "rollout.bad_words"),
+        text="A form decides by itself where a completion ends, and which tokens there are.",
+        check=rollout_rules.structured_alone,
+    ),
+    "bias-keys": Rule(about=("rollout.logit_bias",), text="A key of `logit_bias` is a token id or a text.", check=rollout_rules.bias_keys),
+    "batch-limits": Rule(
+        about=("rollout.hf.batch_rows", "rollout.hf.batch_tokens"),
+        text="`batch_rows` and `batch_tokens` exclude each other.",
+        check=rollout_rules.batch_limits,
+    ),
+    "fake-sampling": Rule(
+        about=("rollout.engine",), text="The engine `fake` has no scores that a sampling option could change.", check=rollout_rules.fake_sampling
     ),
     "warmup": Rule(
         about=("train.optimizer.warmup_steps", "train.steps", "train.optimizer.schedule_steps"),

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from rftcli.data.prompts import PromptBuilder
 from rftcli.data.rows import read_rows
 from rftcli.data.source import PromptSource
+from rftcli.engines.shaping import rules_of
 from rftcli.engines.table import sampler_class
 from rftcli.errors import RftError
 from rftcli.models.export import export_hf
@@ -32,6 +33,7 @@ from rftcli.runtime.emit import Emitter
 from rftcli.runtime.learner import DeepSpeedLearner, FrozenPolicy
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.trackers import Trackers
+from rftcli.stages.collect import settings_of
 from rftcli.stages.evaluate import EvalSet
 
 
@@ -131,7 +133,9 @@ def make_sampler(plan: Plan, model: Any, tokenizer: Any, ends: tuple[int, ...], 
     cls: Any = sampler_class(plan.rollout.engine)
     if plan.rollout.engine == "fake":
         return cls(tokenizer.decode, vocab_size=model.config.get_text_config().vocab_size, eos_ids=ends)
-    return cls(model, tokenizer, ends, pad_id=pad_id, batch_rows=plan.rollout.batch_rows, device=device, owns_weights=owns_weights)
+    rollout = plan.rollout
+    sizes = {"batch_rows": rollout.batch_rows, "batch_tokens": rollout.batch_tokens, "continuous": rollout.continuous}
+    return cls(model, tokenizer, ends, pad_id=pad_id, device=device, owns_weights=owns_weights, **sizes)
 
 
 def search_paths(plan: Plan, checkpoint: Path | None = None) -> list[Path]:
@@ -187,6 +191,8 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     paths = search_paths(plan)
     scorer = make_scorer(plan, paths)
     tokenizer = load_tokenizer(plan.policy.path, trust_remote_code=plan.policy.trust_remote_code)
+    if plan.rollout.engine == "hf":
+        rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = PromptSource([(spec, read_rows(spec, paths)) for spec in plan.data.train], builder, seed=plan.seed, shuffle=plan.data.shuffle)
     eval_sets = make_eval_sets(plan, builder, paths)

@@ -14,6 +14,7 @@ from pathlib import Path
 from rftcli.algo import batchmath
 from rftcli.builtin import builtin_path
 from rftcli.data.spec import DataSpec
+from rftcli.engines import grammar
 from rftcli.errors import MachineError, UsageError
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_data import data_specs, reward_parts
@@ -84,7 +85,7 @@ def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
     """The recipe, schema and cross-field rules checked. RecipeError with every problem."""
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     loaded = load_recipe(recipe_path(given), sets=list(sets), known_rules=rules)
-    loaded.raise_problems(_reward_problems(loaded))
+    loaded.raise_problems([*_reward_problems(loaded), *_form_problems(loaded)])
     for parts in reward_parts(loaded.recipe).values():
         for part in parts:
             if part.kind == "rule":
@@ -285,6 +286,16 @@ def _reward_problems(loaded: LoadedRecipe) -> list[Problem]:
                 except UsageError as error:
                     problems.append(loaded.problem(f"{where}.python", error.message, hint=error.hint))
     return problems
+
+
+def _form_problems(loaded: LoadedRecipe) -> list[Problem]:
+    """A regular expression or a schema that is none. MachineError where the package that reads it is missing."""
+    form = loaded.recipe.rollout.structured
+    text = None if form is None else grammar.problem(form.model_dump(exclude_none=True))
+    if form is None or text is None:
+        return []
+    key = "regex" if form.regex is not None else "json_schema"
+    return [loaded.problem(f"rollout.structured.{key}", f"not a form that can be sampled: {text}", hint=f"`rft explain rollout.structured.{key}`")]
 
 
 def _few_prompts(plan: Plan, rows: int) -> tuple[str, ...]:

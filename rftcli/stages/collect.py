@@ -46,6 +46,13 @@ def settings_of(plan: RolloutPlan, seed: int) -> SamplingSettings:
         stop=plan.stop,
         stop_token_ids=plan.stop_token_ids,
         ignore_eos=plan.ignore_eos,
+        repetition_penalty=plan.repetition_penalty,
+        presence_penalty=plan.presence_penalty,
+        frequency_penalty=plan.frequency_penalty,
+        logit_bias=plan.logit_bias,
+        bad_words=plan.bad_words,
+        structured=plan.structured,
+        options=plan.options,
     )
 
 

@@ -9,14 +9,18 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
-from rftcli.types import SamplingSettings
+from rftcli.builtin import builtin_path
+from rftcli.engines.hf import HFSampler
+from rftcli.errors import MachineError
+from rftcli.models.load import load_causal_lm, load_tokenizer
+from rftcli.types import SamplingSettings, TokenTrace
 
 VOCAB = 97
 
 
-def bits(sampler, requests, max_new_tokens=10):
+def bits(sampler, requests, max_new_tokens=10, **changes):
     """(draw, sample) -> ids and log-probs, every bit."""
-    settings = SamplingSettings(max_new_tokens=max_new_tokens, seed=1, temperature=0.9, top_p=0.95, logprobs=True)
+    settings = SamplingSettings(max_new_tokens=max_new_tokens, seed=1, temperature=0.9, top_p=0.95, logprobs=True, **changes)
     return {(made.prompt.draw, made.sample): (made.trace.ids, made.trace.logprobs) for made in sampler.generate(requests, settings)}
 
 
@@ -33,6 +37,10 @@ def build_mistral(**changes):
     return MistralForCausalLM(MistralConfig(vocab_size=VOCAB, initializer_range=0.2, sliding_window=8, **shape, **changes)).eval()
 
 
+NOT_REFILLED = ("sliding window", "continuous")
+"""What a row of such a layer sees depends on where it stands in the cache."""
+
+
 def models(kit):
     return {
         "llama": lambda: kit.build_llama(VOCAB),
@@ -42,9 +50,15 @@ def models(kit):
     }
 
 
-@pytest.mark.parametrize("name", ["llama", "llama eager", "gpt2", "sliding window"])
-def test_order_company_and_ranks(kit, name):
-    sampler = kit.make_sampler(models(kit)[name](), VOCAB)
+WAYS = {"plain": {}, "tokens": {"batch_rows": 64, "batch_tokens": 640}, "continuous": {"continuous": True}}
+"""How rows become passes."""
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [(name, way) for name in ("llama", "llama eager", "gpt2", "sliding window") for way in WAYS if (name, way) != NOT_REFILLED]
+)
+def test_order_company_and_ranks(kit, name, way):
+    sampler = kit.make_sampler(models(kit)[name](), VOCAB, **WAYS[way])
     requests = requests_of(kit)
     reference = bits(sampler, requests)
     assert len(reference) == 19 + 7 * 4 and len({ids for ids, _ in reference.values()}) == len(reference)
@@ -94,6 +108,75 @@ def test_finished_rows_change_nothing_for_the_others(kit):
     for key, (ids, logprobs) in ended.items():
         count = next((place for place, token in enumerate(free[key][0]) if token in common), 9) + 1
         assert (ids, logprobs) == (free[key][0][:count], free[key][1][:count])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_different_lengths(kit, way):
+    """Rows end early and late, and where they are refilled others begin in between: the same bits in any order and on any number of ranks."""
+    sampler = kit.make_sampler(kit.build_llama(VOCAB), VOCAB, eos_ids=tuple(range(2, 20)), **WAYS[way])
+    requests = requests_of(kit)
+    shaping = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "logit_bias": {"5": 1.0}, "options": {"no_repeat_ngram_size": 2}}
+    for changes in ({}, shaping):
+        reference = bits(sampler, requests, max_new_tokens=24, **changes)
+        assert len({len(ids) for ids, _ in reference.values()}) > 5
+        shuffled = random.Random(0).sample(requests, len(requests))
+        for ranks in (1, 2, 5):
+            union = {}
+            for rank in range(ranks):
+                union.update(bits(sampler, shuffled[rank::ranks], max_new_tokens=24, **changes))
+            assert union == reference
+
+
+def test_the_way_to_passes_changes_last_bits_only(kit):
+    """Other shapes, other last bits: the tokens of a small model are the same, the log-probs are within rounding."""
+    found = [bits(kit.make_sampler(kit.build_llama(VOCAB), VOCAB, **changes), requests_of(kit)) for changes in WAYS.values()]
+    for other in found[1:]:
+        for key, (ids, logprobs) in found[0].items():
+            assert other[key][0] == ids and other[key][1] == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_a_pool_is_never_idle_while_rows_wait(kit):
+    """20 rows of 3 and 20 of 15 tokens at 8 places: 360 tokens, 45 full passes. In batches of eight the long rows keep the short ones' places."""
+    model = kit.build_llama(VOCAB)
+    passes = []
+    model.register_forward_hook(lambda module, inputs, output: passes.append(output.logits.shape[0]))
+    partial = {sample: TokenTrace(ids=(30,) * (1 if sample % 2 else 13)) for sample in range(40)}  # all of one width
+    request = kit.make_request(0, (5, 6), range(40), partial=partial)
+    counts = {}
+    for continuous in (False, True):
+        passes.clear()
+        sampler = kit.make_sampler(model, VOCAB, eos_ids=(), continuous=continuous)
+        settings = SamplingSettings(max_new_tokens=16, seed=1)
+        assert all(len(made.trace.ids) == 16 for made in sampler.generate([request], settings))
+        counts[continuous] = sum(1 for rows in passes if rows == 8)
+    assert counts[False] == 5 * 14 and counts[True] <= 50  # the first token of a row comes from its prefill
+
+
+def test_refilling_needs_layers_that_see_everything(kit):
+    with pytest.raises(MachineError, match="cannot refill rows of a cache layer of the kind DynamicSlidingWindowLayer"):
+        bits(kit.make_sampler(build_mistral(), VOCAB, continuous=True), requests_of(kit))
+
+
+def test_rows_of_a_pass_under_a_limit_in_tokens(kit):
+    sampler = kit.make_sampler(kit.build_llama(VOCAB), VOCAB, batch_rows=64, batch_tokens=4096)
+    rows = {(width, new): sampler.pass_rows(width, SamplingSettings(max_new_tokens=new, seed=0)) for width in (16, 128, 1024) for new in (16, 1024)}
+    assert rows == {(16, 16): 64, (16, 1024): 8, (128, 16): 24, (128, 1024): 8, (1024, 16): 8, (1024, 1024): 8}  # 128 rows would fit: 64 are enough
+    assert kit.make_sampler(kit.build_llama(VOCAB), VOCAB, batch_rows=24).pass_rows(1024, SamplingSettings(max_new_tokens=1024, seed=0)) == 24
+
+
+def test_what_was_sampled_before_is_sampled_today(kit):
+    """The quickstart model's answers, written down: a change that is to change no result changes none of these."""
+    path = str(builtin_path("quickstart"))
+    model = load_causal_lm(path, dtype="float32", attention="sdpa", dropout=0.0, options={}, trust_remote_code=False, device="cpu").eval()
+    tokenizer = load_tokenizer(path)
+    ids = tokenizer("What is 12 + 30?")["input_ids"]
+    for way in WAYS.values():
+        sampler = HFSampler(model, tokenizer, (2,), pad_id=0, device="cpu", owns_weights=False, **{"batch_rows": 8, **way})
+        made = sampler.generate([kit.make_request(draw, ids) for draw in range(2)], SamplingSettings(max_new_tokens=16, seed=3))
+        assert {(one.prompt.draw, one.sample): one.text for one in made} == {
+            (0, 0): ", 2-0== ####", (0, 1): "1=9 #### 1", (0, 2): " 2-1= 9", (0, 3): " 2-1= 8",
+            (1, 0): ", 2-0== ####", (1, 1): " #### 2", (1, 2): " 2-1=8 #### 82", (1, 3): "02-2= 1",
+        }  # fmt: skip
 
 
 def test_seed_draw_and_sample_are_the_key(kit):

@@ -266,6 +266,12 @@ OTHER: dict[str, str] = {
     "rollout.engine": "fake", "rollout.samples_per_prompt": "4", "rollout.max_prompt_tokens": "99", "rollout.max_new_tokens": "99",
     "rollout.min_new_tokens": "2", "rollout.temperature": "0.9", "rollout.top_p": "0.9", "rollout.top_k": "9", "rollout.min_p": "0.1",
     "rollout.stop": "[a]", "rollout.stop_token_ids": "[1]", "rollout.ignore_eos": "true", "rollout.hf.batch_rows": "8",
+    "rollout.penalties.repetition": "1.1", "rollout.penalties.presence": "0.1", "rollout.penalties.frequency": "0.1",
+    "rollout.logit_bias": "{a: 1}", "rollout.bad_words": "[a]",
+    "rollout.structured.regex": "'a+'", "rollout.structured.json_schema": "{type: object}",
+    "rollout.hf.batch_tokens": "4096", "rollout.hf.continuous": "true", "rollout.hf.options.typical_p": "0.9",
+    "rollout.hf.options.epsilon_cutoff": "0.1", "rollout.hf.options.eta_cutoff": "0.1", "rollout.hf.options.no_repeat_ngram_size": "3",
+    "rollout.hf.options.suppress_tokens": "[4]",
     "rewards.LABEL.parts[].rule": "length", "rewards.LABEL.parts[].python": "'a:b'", "rewards.LABEL.parts[].name": "n",
     "rewards.LABEL.parts[].weight": "2", "rewards.LABEL.parts[].options": "{strip: false}", "rewards.LABEL.parts[].on_error": "stop",
     "rewards.LABEL.parts[].text": "keep_special",
@@ -299,6 +305,8 @@ SETUP: dict[str, tuple[str, ...]] = {
     "train.precision.master": ("models.policy.dtype=bfloat16", "train.precision.gradients=bfloat16"),
     "train.precision.gradients": ("models.policy.dtype=bfloat16",),
     "train.precision.reduce": ("models.policy.dtype=bfloat16",),
+    "rollout.structured.regex": ("rollout.structured.regex=b",),
+    "rollout.structured.json_schema": ("rollout.structured.json_schema={type: string}",),
 }
 """What has to stand in the recipe for the key to be allowed."""
 INSTEAD_OF: dict[str, str] = {

@@ -30,7 +30,7 @@ RICH = (
 
 @pytest.fixture
 def plans(compiled: Compiled, gpus: MachineFacts) -> list[Plan]:
-    return [compiled(), compiled(*RICH, parameters=7), compiled("train.deepspeed.zero_stage=3", ranks=8, machine=gpus, parameters=70_000_000_000)]
+    return [compiled(), compiled(*RICH, parameters=7), compiled("train.deepspeed.zero_stage=3", ranks=8, machine=gpus, parameters=10_000_000_000)]
 
 
 def test_round_trip(plans: list[Plan]) -> None:

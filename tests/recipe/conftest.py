@@ -78,8 +78,21 @@ rollout:
   stop: ["\\n\\n"]
   stop_token_ids: [3, 4]
   ignore_eos: true
+  penalties:
+    repetition: 1.1
+    presence: 0.1
+    frequency: 0.2
+  logit_bias: {"7": 1.5, sun: -2.0}
+  bad_words: [never]
   hf:
     batch_rows: 16
+    continuous: true
+    options:
+      typical_p: 0.9
+      epsilon_cutoff: 0.001
+      eta_cutoff: 0.002
+      no_repeat_ngram_size: 4
+      suppress_tokens: [5]
 rewards:
   math:
     combine: sum
@@ -167,7 +180,8 @@ track:
     tags: [a, b]
     mode: offline
 """
-"""Every supported key but `train.data_passes`, which excludes `train.steps`, each with a value that is not its default where it has another."""
+"""Every supported key but those that others exclude (`train.data_passes`, `rollout.structured`, `rollout.hf.batch_tokens`),
+each with a value that is not its default where it has another."""
 
 Problems = Callable[..., list[Problem]]
 

@@ -120,6 +120,17 @@ ADDED = {
     "train.deterministic",
     "train.optimizer.no_decay",
     "train.optimizer.options",
+    "rollout.logit_bias",
+    "rollout.bad_words",
+    "rollout.structured.regex",
+    "rollout.structured.json_schema",
+    "rollout.hf.continuous",
+    "rollout.hf.options",
+    "rollout.hf.options.typical_p",
+    "rollout.hf.options.epsilon_cutoff",
+    "rollout.hf.options.eta_cutoff",
+    "rollout.hf.options.no_repeat_ngram_size",
+    "rollout.hf.options.suppress_tokens",
 }
 """Keys that this package adds to the language."""
 

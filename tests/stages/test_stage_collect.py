@@ -93,6 +93,15 @@ def test_settings_are_the_plans(made: SimpleNamespace) -> None:
         "rollout={max_new_tokens: 7, min_new_tokens: 2, temperature: 0.9, top_p: 0.8, top_k: 5, min_p: 0.1}",
         "rollout={stop: [x], stop_token_ids: [4], ignore_eos: true}",
     )
+    shaped = made.plan(
+        "rollout.penalties={repetition: 1.2, presence: 0.3, frequency: 0.4}",
+        "rollout={logit_bias: {'3': 1.5}, structured: {regex: a+}, hf: {options: {typical_p: 0.9}}}",
+    )
+    assert settings_of(shaped.rollout, seed=1) == SamplingSettings(
+        max_new_tokens=4, seed=1, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.4, logit_bias={"3": 1.5},
+        structured={"regex": "a+"}, options={"typical_p": 0.9},
+    )  # fmt: skip
+    assert settings_of(made.plan("rollout.bad_words=[w]").rollout, seed=1).bad_words == ("w",)
     assert settings_of(plan.rollout, seed=11) == SamplingSettings(
         max_new_tokens=7, seed=11, min_new_tokens=2, temperature=0.9, top_p=0.8, top_k=5, min_p=0.1, stop=("x",), stop_token_ids=(4,), ignore_eos=True
     )
