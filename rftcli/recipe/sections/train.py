@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, NonNegative, Section, Share
+from rftcli.recipe.sections.run import EarlyStop
 
 
 class Batch(Section):
@@ -60,3 +61,4 @@ class Train(Section):
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer and its learning-rate schedule.")
     deepspeed: DeepSpeed = Field(default_factory=DeepSpeed, description="What the recipe decides about DeepSpeed.")
     nonfinite: NonFinite = Field(default_factory=NonFinite, description="What happens when a gradient is not finite.")
+    early_stop: EarlyStop | None = Field(None, description="When the run ends because it does not get better; null is never.")
