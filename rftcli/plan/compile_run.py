@@ -43,7 +43,12 @@ def eval_rewards(recipe: Recipe, search_path: str) -> RewardPlan | None:
     """`eval.rewards`, compiled as `rewards` is; None where evaluation has none of its own."""
     if recipe.eval.rewards is None:
         return None
-    return reward_plan(recipe.model_copy(update={"rewards": recipe.eval.rewards}), search_path)
+    return reward_plan(scoring(recipe), search_path)
+
+
+def scoring(recipe: Recipe) -> Recipe:
+    """The recipe as evaluation scores it: with `eval.rewards` in the place of `rewards` where it has them."""
+    return recipe if recipe.eval.rewards is None else recipe.model_copy(update={"rewards": recipe.eval.rewards})
 
 
 def _sampling(recipe: Recipe, source: EvalSource) -> EvalSampling:
