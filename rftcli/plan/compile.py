@@ -15,7 +15,7 @@ from rftcli.plan.compile_models import model_plan
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
-from rftcli.plan.compile_run import eval_plan, track_plan
+from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, samples_plan, track_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
 from rftcli.plan.facts import Facts
 from rftcli.plan.plan import CheckpointPlan, Plan, WorldPlan
@@ -55,6 +55,8 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
     if rollout is not None:
         check_replica(rollout, policy, world, facts, problems, notes)
     check_lengths(recipe, facts, problems)
+    check_eval_lengths(recipe, facts, problems)
+    evaluation = eval_plan(recipe, facts, search_path, problems)
     check_stage(recipe, policy, problems)
     check_update(recipe, world, policy, learner, problems)
     steps = steps_of(recipe, facts, problems)
@@ -76,7 +78,9 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
         loss=loss_plan(recipe),
         batch=batch,
         learner=learner,
-        eval=eval_plan(recipe),
+        eval=evaluation,
+        early_stop=early_stop_plan(recipe),
+        samples=samples_plan(recipe),
         checkpoint=CheckpointPlan(every=recipe.checkpoint.every, keep=recipe.checkpoint.keep, save_hf=recipe.checkpoint.save_hf),
         track=track_plan(recipe),
         notes=tuple(notes),

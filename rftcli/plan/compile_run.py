@@ -4,26 +4,87 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rftcli.plan.compile_data import reward_plan
+from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.facts import Facts
 from rftcli.plan.plan import (
+    EarlyStopPlan,
     EvalPlan,
+    EvalSampling,
+    RewardPlan,
+    SamplesPlan,
     TrackPlan,
 )
 
 if TYPE_CHECKING:
-    from rftcli.recipe.sections import Recipe
+    from rftcli.recipe.sections import EvalSource, Recipe
 
 
-
-def eval_plan(recipe: Recipe) -> EvalPlan:
+def eval_plan(recipe: Recipe, facts: Facts, search_path: str, problems: list[PlanProblem]) -> EvalPlan:
     section = recipe.eval
+    by_pass = section.every == "pass"
+    if by_pass and not facts.train_rows:
+        problems.append(PlanProblem(path="eval.every", message="the training rows have not been counted", hint="set a number of steps"))
     return EvalPlan(
         before_training=section.before_training,
-        every=section.every,
+        every=0 if section.every == "pass" else section.every,
+        every_draws=(facts.train_rows or 0) if by_pass else 0,
         at_end=section.at_end,
         temperature=section.temperature,
         max_new_tokens=section.max_new_tokens or recipe.rollout.max_new_tokens,
         pass_k=tuple(section.pass_k),
+        vote_k=tuple(section.vote_k),
+        sampling={name: _sampling(recipe, source) for name, source in recipe.data.eval.items()},
+        rewards=eval_rewards(recipe, search_path),
     )
+
+
+def eval_rewards(recipe: Recipe, search_path: str) -> RewardPlan | None:
+    """`eval.rewards`, compiled as `rewards` is; None where evaluation has none of its own."""
+    if recipe.eval.rewards is None:
+        return None
+    return reward_plan(scoring(recipe), search_path)
+
+
+def scoring(recipe: Recipe) -> Recipe:
+    """The recipe as evaluation scores it: with `eval.rewards` in the place of `rewards` where it has them."""
+    return recipe if recipe.eval.rewards is None else recipe.model_copy(update={"rewards": recipe.eval.rewards})
+
+
+def _sampling(recipe: Recipe, source: EvalSource) -> EvalSampling:
+    """What the set says, else what `eval` says, else what the rollout does."""
+    own, shared, rollout = source.sampling, recipe.eval, recipe.rollout
+    longest = own.max_new_tokens or shared.max_new_tokens or rollout.max_new_tokens
+    return EvalSampling(
+        temperature=shared.temperature if own.temperature is None else own.temperature,
+        top_p=rollout.top_p if own.top_p is None else own.top_p,
+        top_k=rollout.top_k if own.top_k is None else own.top_k,
+        min_p=rollout.min_p if own.min_p is None else own.min_p,
+        max_new_tokens=longest,
+        min_new_tokens=min(rollout.min_new_tokens, longest) if own.min_new_tokens is None else own.min_new_tokens,
+    )
+
+
+def check_eval_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> None:
+    """Lengths of sets of their own against the positions of the model."""
+    limit, prompt = facts.model.max_positions, recipe.rollout.max_prompt_tokens
+    for name, source in recipe.data.eval.items():
+        new = source.sampling.max_new_tokens
+        if limit is not None and new is not None and prompt + new > limit:
+            message = f"max_prompt_tokens {prompt} + max_new_tokens {new} = {prompt + new} positions, the model has {limit}"
+            hint = f"max_prompt_tokens + max_new_tokens must be at most {limit}"
+            problems.append(PlanProblem(path=f"data.eval.{name}.sampling.max_new_tokens", message=message, hint=hint))
+
+
+def early_stop_plan(recipe: Recipe) -> EarlyStopPlan | None:
+    section = recipe.train.early_stop
+    if section is None:
+        return None
+    return EarlyStopPlan(metric=section.metric, patience=section.patience, mode=section.mode, min_delta=section.min_delta)
+
+
+def samples_plan(recipe: Recipe) -> SamplesPlan:
+    return SamplesPlan(every=recipe.samples.every, max=recipe.samples.max)
 
 
 def track_plan(recipe: Recipe) -> TrackPlan:

@@ -173,13 +173,54 @@ class LearnerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSampling:
+    """How the completions of one evaluation set are sampled; the rest is as in the rollout."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    max_new_tokens: int
+    min_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPlan:
     before_training: bool
     every: int
+    """Steps between evaluations; 0: none, or `every_draws` says when."""
+    every_draws: int
+    """Instead of `every`: an evaluation after the step in which so many more prompts have been drawn (one pass over the rows); 0 is off."""
     at_end: bool
     temperature: float
     max_new_tokens: int
     pass_k: tuple[int, ...]
+    vote_k: tuple[int, ...]
+    sampling: Mapping[str, EvalSampling]
+    """By evaluation set."""
+    rewards: RewardPlan | None
+    """None: those of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStopPlan:
+    """The run ends when `metric` was not better than its best by more than `min_delta` for `patience` values in a row."""
+
+    metric: str
+    patience: int
+    mode: str
+    """max or min"""
+    min_delta: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesPlan:
+    every: int
+    max: int | None
+    """Completions written per step, whole groups; None writes all."""
+
+    def writes(self, step: int) -> bool:
+        return (step - 1) % self.every == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +253,8 @@ class Plan:
     batch: BatchPlan
     learner: LearnerPlan
     eval: EvalPlan
+    early_stop: EarlyStopPlan | None
+    samples: SamplesPlan
     checkpoint: CheckpointPlan
     track: TrackPlan
     notes: tuple[str, ...] = ()
@@ -222,7 +265,15 @@ class Plan:
         """Is there an evaluation after `step` (1-based)?"""
         if not self.data.eval:
             return False
-        return (self.eval.every > 0 and step % self.eval.every == 0) or (self.eval.at_end and step == self.steps)
+        every, draws, drawn = self.eval.every, self.eval.every_draws, self.batch.prompts_per_step
+        due = every > 0 and step % every == 0
+        passed = draws > 0 and step * drawn // draws > (step - 1) * drawn // draws
+        return due or passed or (self.eval.at_end and step == self.steps)
+
+    @property
+    def eval_rewards(self) -> RewardPlan:
+        """What scores the evaluation sets."""
+        return self.rewards if self.eval.rewards is None else self.eval.rewards
 
     def probes(self, step: int) -> bool:
         """Does the engine report its log-probs in `step`, to be compared with the trainer's? Only where it samples from the distribution that is

@@ -137,17 +137,19 @@ def reference_pattern(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]
 
 def label_without_reward(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     for here, source in _sources(recipe):
-        if source.columns.label is not None or not recipe.rewards:
+        own = here[1] == "eval" and recipe.eval.rewards is not None
+        rewards, where = (recipe.eval.rewards or {}, "eval.rewards") if own else (recipe.rewards, "rewards")
+        if source.columns.label is not None or not rewards:
             continue  # the rows say which; a scan of the data knows
         label = source.label or "default"
-        if label not in recipe.rewards:
+        if label not in rewards:
             written = source.label is not None
             yield Finding(
                 path=(*here, "label") if written else here,
-                message=f"no entry `{label}` in rewards" if written else "rows without a label need an entry `default` in rewards",
-                reason=did_you_mean(label, tuple(recipe.rewards)) if written else None,
-                allowed=tuple(recipe.rewards) if written else (),
-                hint=None if written else f"set `label`, for example `label: {next(iter(recipe.rewards))}`",
-                reads=(("rewards",), (*here, "label"), (*here, "columns")),
+                message=f"no entry `{label}` in {where}" if written else f"rows without a label need an entry `default` in {where}",
+                reason=did_you_mean(label, tuple(rewards)) if written else None,
+                allowed=tuple(rewards) if written else (),
+                hint=None if written else f"set `label`, for example `label: {next(iter(rewards))}`",
+                reads=(("eval", "rewards") if own else ("rewards",), (*here, "label"), (*here, "columns")),
                 at_key=not written,
             )

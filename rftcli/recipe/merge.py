@@ -46,7 +46,15 @@ def _refuse_empty(entry: Entry, below: Entry, path: KeyPath, problems: list[Prob
 
 
 def long_rewards(root: Mapping) -> Mapping:
-    """A list in the place of a reward entry is {combine: sum, parts: [...]}. Before merging, so that a list replaces what it is laid on."""
+    """A list in the place of a reward entry is {combine: sum, parts: [...]}, also in `eval.rewards`. Before merging, so that a list replaces what it
+    is laid on."""
+    evaluation = root.entries.get("eval")
+    if evaluation is not None and isinstance(evaluation.value, Mapping):
+        root = Mapping({**root.entries, "eval": Entry(evaluation.key, _long_rewards(evaluation.value))}, root.place)
+    return _long_rewards(root)
+
+
+def _long_rewards(root: Mapping) -> Mapping:
     rewards = root.entries.get("rewards")
     if rewards is None or not isinstance(rewards.value, Mapping):
         return root

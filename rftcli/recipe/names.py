@@ -94,13 +94,14 @@ def _nested(section: tuple[str, ...], name: str) -> Suggestion | None:
 
 
 def _elsewhere(section: tuple[str, ...], name: str, found: Sequence[Key]) -> Suggestion | None:
-    """The places that share most with where the key stands now; None if there are too many to help."""
+    """The places that share most with where the key stands now, of those the least deep; None if there are too many to help."""
 
     def shared(key: Key) -> int:
         return next((i for i, (a, b) in enumerate(zip(key.pieces, section, strict=False)) if a != b), min(len(key.pieces), len(section)))
 
     most = max((shared(key) for key in found), default=0)
     near = [key for key in found if shared(key) == most]
+    near = [key for key in near if len(key.pieces) == min(len(other.pieces) for other in near)]
     if not near or len(near) > 3:
         return None
     meant = tuple(key.pieces for key in near)

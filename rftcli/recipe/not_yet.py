@@ -11,12 +11,12 @@ from rftcli.recipe.kinds import show_pattern
 
 def key_reason(pieces: tuple[str, ...]) -> str | None:
     """Why the key with this pattern is not supported yet; None if it is not listed."""
-    return _KEYS.get(pieces)
+    return _KEYS.get(_as_in_training(pieces))
 
 
 def value_reason(pieces: tuple[str, ...], value: str) -> str | None:
     """Why this value of a supported key is not supported yet; None if it is not listed."""
-    return VALUES.get(show_pattern(pieces), {}).get(value)
+    return VALUES.get(show_pattern(_as_in_training(pieces)), {}).get(value)
 
 
 def keys_under(pieces: tuple[str, ...]) -> list[str]:
@@ -71,8 +71,6 @@ KEYS: dict[str, str] = {
     "train.max_hours": "stop the run with Ctrl-C or SIGTERM: it writes a checkpoint",
     "train.freeze_policy_steps": "the policy is trained from the first step",
     "train.supervised": "there is no supervised stream",
-    "eval.rewards": "evaluation uses the rewards of training",
-    "eval.vote_k": "use `pass_k`",
     "eval.weights": "the live weights are evaluated",
     "checkpoint.every_minutes": "use `every`, in steps",
     "checkpoint.before_deadline": "use `every`, in steps",
@@ -101,6 +99,11 @@ VALUES: dict[str, dict[str, str]] = {
     "algorithm.kl.place": {"reward": "use loss"},
 }
 """Pattern of a key -> value -> what to use instead."""
+
+
+def _as_in_training(pieces: tuple[str, ...]) -> tuple[str, ...]:
+    """What is not yet supported in `rewards` is not in `eval.rewards` either."""
+    return pieces[1:] if pieces[:2] == ("eval", "rewards") else pieces
 
 
 def _pieces(pattern: str) -> tuple[str, ...]:

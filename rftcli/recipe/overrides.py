@@ -30,6 +30,8 @@ def apply_set(root: Mapping, number: int, text: str, base: str, problems: list[P
         return root
     if names[0] == "rewards" and len(names) > 2 and str(names[2]).isdecimal():  # an entry in its short form
         pieces.insert(2, ("parts", pieces[2][1]))
+    if names[:2] == ["eval", "rewards"] and len(names) > 3 and str(names[3]).isdecimal():
+        pieces.insert(3, ("parts", pieces[3][1]))
     found = _put(root, pieces, value, (), problems)
     return long_rewards(found) if isinstance(found, Mapping) else root
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import data_rules, rollout_rules, update_rules
+from rftcli.recipe import data_rules, eval_rules, rollout_rules, update_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -60,41 +60,6 @@ def _greedy_training(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         yield Finding(path=("rollout", "temperature"), message="must be above 0 in training, got 0", reason=why)
     if recipe.rollout.top_k == 1:
         yield Finding(path=("rollout", "top_k"), message="must not be 1 in training", reason="only the likeliest token is left; 0 is off")
-
-
-def _greedy_eval(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    for name, source in recipe.data.eval.items():
-        if recipe.eval.temperature == 0 and source.samples_per_prompt > 1:
-            yield Finding(
-                path=("data", "eval", name, "samples_per_prompt"),
-                message=f"must be 1 while `eval.temperature` is 0, got {source.samples_per_prompt}",
-                reason="greedy samples are all the same",
-                hint="set `eval.temperature` above 0",
-                reads=(("eval", "temperature"),),
-            )
-
-
-def _pass_k(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    samples = [source.samples_per_prompt for source in recipe.data.eval.values()]
-    for index, k in enumerate(recipe.eval.pass_k):
-        if samples and k > max(samples):
-            yield Finding(
-                path=("eval", "pass_k", index),
-                message=f"pass@{k} needs at least {k} samples per prompt, the evaluation sets have {max(samples)}",
-                reason=f"no set of `data.eval` has `samples_per_prompt: {k}`",
-                reads=(("data", "eval"),),
-            )
-
-
-def _eval_without_data(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    if recipe.eval.every > 0 and not recipe.data.eval:
-        yield Finding(
-            path=("eval", "every"),
-            message=f"is {recipe.eval.every}, but there is nothing to evaluate",
-            reason="`data.eval` has no set",
-            hint="add a set: `data: {eval: {test: {path: test.jsonl}}}`",
-            reads=(("data", "eval"),),
-        )
 
 
 def _k1_in_loss(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
@@ -166,12 +131,27 @@ RULES: dict[str, Rule] = {
         about=("rollout.temperature", "rollout.top_k"), text="Training samples: a greedy rollout has nothing to learn from.", check=_greedy_training
     ),
     "greedy-samples": Rule(
-        about=("eval.temperature", "data.eval.NAME.samples_per_prompt"),
+        about=("eval.temperature", "data.eval.NAME.sampling.temperature", "data.eval.NAME.samples_per_prompt"),
         text="Several samples of a prompt need a temperature above 0.",
-        check=_greedy_eval,
+        check=eval_rules.greedy,
     ),
-    "pass-k": Rule(about=("eval.pass_k", "data.eval.NAME.samples_per_prompt"), text="pass@k needs an evaluation set with k samples.", check=_pass_k),
-    "eval-without-data": Rule(about=("eval.every", "data.eval"), text="Regular evaluation needs an evaluation set.", check=_eval_without_data),
+    "pass-k": Rule(about=("eval.pass_k", "data.eval.NAME.samples_per_prompt"), text="pass@k needs an evaluation set with k samples.", check=eval_rules.pass_k),
+    "eval-without-data": Rule(about=("eval.every", "data.eval"), text="Regular evaluation needs an evaluation set.", check=eval_rules.without_data),
+    "vote-k": Rule(
+        about=("eval.vote_k", "data.eval.NAME.samples_per_prompt"), text="maj@k needs an evaluation set with k samples.", check=eval_rules.vote_k
+    ),
+    "eval-rewards": Rule(about=("eval.rewards",), text="Entries of `eval.rewards` keep the rules of `rewards`.", check=eval_rules.rewards),
+    "eval-token-range": Rule(
+        about=("data.eval.NAME.sampling.min_new_tokens", "data.eval.NAME.sampling.max_new_tokens"),
+        text="`min_new_tokens` of a set is at most its `max_new_tokens`.",
+        check=eval_rules.token_range,
+    ),
+    "early-stop": Rule(
+        about=("train.early_stop.metric", "eval.every", "data.eval.NAME.samples_per_prompt"),
+        text="A metric that ends a run is one that its evaluations have, and there are evaluations during training.",
+        check=eval_rules.early_stop,
+    ),
+    "name-pattern": Rule(about=("name",), text="A name may hold {date}, {time}, {model}, {recipe} and {seed}.", check=eval_rules.name_pattern),
     "k1-in-loss": Rule(
         about=("algorithm.kl.estimator", "algorithm.kl.place"), text="k1 in the loss exerts no force on average and is refused.", check=_k1_in_loss
     ),

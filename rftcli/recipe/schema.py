@@ -38,6 +38,8 @@ def json_schema(rules: Collection[str] = ()) -> dict[str, Any]:
     rewards = schema["properties"]["rewards"]
     parts = {"type": "array", "items": {"$ref": "#/$defs/RewardPart"}}
     rewards["additionalProperties"] = {"anyOf": [rewards["additionalProperties"], parts]}
+    own = definitions["Eval"]["properties"]["rewards"]["anyOf"][0]
+    own["additionalProperties"] = rewards["additionalProperties"]
     train = definitions["Data"]["properties"]["train"]
     definitions["Data"]["properties"]["train"] = {
         "description": train["description"],
@@ -103,7 +105,7 @@ class _Writer:
         """`first`: what stands in front of the first key instead of the indentation, `- ` in a list."""
         for number, (name, value) in enumerate(values.items()):
             front = first if first is not None and number == 0 else indent
-            self.value(f"{front}{as_yaml(name)}:", value, (*path, name), indent)
+            self.value(f"{front}{_key(name)}:", value, (*path, name), indent)
 
     def value(self, front: str, value: Any, path: KeyPath, indent: str) -> None:
         """`front`: the key with its colon, or the dash of a list."""
@@ -152,13 +154,18 @@ def as_yaml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(as_yaml(item) for item in value)}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{as_yaml(key)}: {as_yaml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(key)}: {as_yaml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str):
         value = value.replace("${", "$${")
         return value if _SIMPLE.match(value) and _reads_as_text(value) else _quoted(value)
     if isinstance(value, float):
         return repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")  # YAML 1.1 reads 1e-06 as text
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _key(name: Any) -> str:
+    """References are expanded in values only."""
+    return as_yaml(name).replace("$${", "${")
 
 
 def _reads_as_text(text: str) -> bool:

@@ -92,7 +92,7 @@ def same(gold: Answer, answer: Answer) -> bool | None:
     """Whether two answers are equal, by text and by number; None: that is a question for algebra. Symmetric."""
     if not gold.text or not answer.text:
         return False
-    if _key(gold.text) == _key(answer.text):
+    if text_key(gold.text) == text_key(answer.text):
         return True
     if gold.number is not None and answer.number is not None:
         about = max(gold.decimals, answer.decimals) >= DECIMAL_PLACES
@@ -124,7 +124,7 @@ def canonical(answer: Answer) -> str:
     return str(answer.number)
 
 
-def _key(text: str) -> str:
+def text_key(text: str) -> str:
     """Spaces do not matter, except between digits (3 1/2 is not 31/2). Case does not matter in words."""
     text = re.sub(r"(?<![0-9]) | (?![0-9])", "", text)
     return text.casefold() if is_words(text) else text

@@ -17,15 +17,16 @@ from rftcli.rewards.inputs import RuleInput, cut_after, references
 def exact(item: RuleInput, *, after: str | None = None, strip: bool = True, casefold: bool = False, whitespace: bool = False) -> float:
     """1 if the text equals the reference, or one of a list of references. Both sides are normalised alike: `strip` the ends, `casefold`, and
     `whitespace`: runs of it are one space. ValueError without a reference."""
-
-    def normal(text: str) -> str:
-        text = " ".join(text.split()) if whitespace else text
-        text = text.strip() if strip else text
-        return text.casefold() if casefold else text
-
-    golds = {normal(gold) for gold in references(item.reference)}
+    golds = {normal(gold, strip, casefold, whitespace) for gold in references(item.reference)}
     text = cut_after(item.text, after)
-    return float(text is not None and normal(text) in golds)
+    return float(text is not None and normal(text, strip, casefold, whitespace) in golds)
+
+
+def normal(text: str, strip: bool, casefold: bool, whitespace: bool) -> str:
+    """A text as `exact` compares it."""
+    text = " ".join(text.split()) if whitespace else text
+    text = text.strip() if strip else text
+    return text.casefold() if casefold else text
 
 
 def regex(
@@ -49,13 +50,11 @@ def regex(
     text = cut_after(item.text, after)
     if text is None:
         return 0.0
-    compiled, text = _compile(pattern, dotall, ignore_case), text.strip()
-    if full:
-        match = compiled.fullmatch(text, timeout=time_limit_seconds)
-    elif group is None:
-        match = compiled.search(text, timeout=time_limit_seconds)
+    text = text.strip()
+    if group is None and not full:
+        match = _compile(pattern, dotall, ignore_case).search(text, timeout=time_limit_seconds)
     else:
-        match = next(iter(deque(compiled.finditer(text, timeout=time_limit_seconds), maxlen=1)), None)
+        match = last_match(text, pattern, dotall=dotall, ignore_case=ignore_case, full=full, time_limit_seconds=time_limit_seconds)
     if match is None:
         return 0.0
     return 1.0 if group is None else float(match[group] is not None and match[group].strip() in golds)
@@ -120,6 +119,14 @@ def check_tags(options: Mapping[str, Any]) -> list[str]:
 def check_time_limit(options: Mapping[str, Any]) -> list[str]:
     seconds = options["time_limit_seconds"]
     return [] if 0 < seconds <= 3600 else [f"option `time_limit_seconds` must lie between 0 and 3600, got {seconds}"]
+
+
+def last_match(text: str, pattern: str, *, dotall: bool, ignore_case: bool, full: bool, time_limit_seconds: float) -> Any:
+    """What a `regex` with a group looks at: the match of the whole text if `full`, else the last one; None where there is none."""
+    compiled = _compile(pattern, dotall, ignore_case)
+    if full:
+        return compiled.fullmatch(text, timeout=time_limit_seconds)
+    return next(iter(deque(compiled.finditer(text, timeout=time_limit_seconds), maxlen=1)), None)
 
 
 def _compile(pattern: str, dotall: bool, ignore_case: bool) -> regular_expressions.Pattern[str]:

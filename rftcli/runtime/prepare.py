@@ -19,6 +19,7 @@ from rftcli.errors import MachineError, UsageError
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_data import data_specs, reward_parts
 from rftcli.plan.compile_problems import CompileError
+from rftcli.plan.compile_run import scoring
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
@@ -29,8 +30,10 @@ from rftcli.recipe.load import LoadedRecipe, load_recipe
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.sections import DataSource, Recipe
+from rftcli.rewards.answers import READERS, reads_answers
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import RULES, check_options, needs_reference, require_package
+from rftcli.runtime.naming import run_name
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
@@ -86,7 +89,7 @@ def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     loaded = load_recipe(recipe_path(given), sets=list(sets), known_rules=rules)
     loaded.raise_problems([*_reward_problems(loaded), *_form_problems(loaded)])
-    for parts in reward_parts(loaded.recipe).values():
+    for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
             if part.kind == "rule":
                 require_package(part.target)
@@ -208,7 +211,7 @@ def _compile(loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, p
         return compile_plan(
             with_references(loaded),
             facts,
-            name=loaded.recipe.name or _path(loaded).stem,
+            name=run_name(loaded.recipe, _path(loaded).stem),
             search_path=str(_path(loaded).resolve().parent),
             policy_path=facts.model.path,
             reference_path=None if reference is None else reference.path,
@@ -244,19 +247,33 @@ def _scan(loaded: LoadedRecipe, problems: list[Problem], *, first: int | None) -
         train=_scan_sets(loaded, [(spec, ("data", "train", index)) for index, spec in enumerate(train)], problems, first),
         eval=_scan_sets(loaded, [(spec, ("data", "eval", spec.name)) for spec in held_out], problems, first),
     )
+    warnings: list[str] = []
+    if recipe.eval.rewards is None:
+        _check_labels(loaded, recipe, "rewards", (*scan.train.sets, *scan.eval.sets), problems, warnings)
+    else:
+        _check_labels(loaded, recipe, "rewards", scan.train.sets, problems, warnings)
+        _check_labels(loaded, scoring(recipe), "eval.rewards", scan.eval.sets, problems, warnings)
+    if recipe.eval.vote_k and not any(map(reads_answers, reward_parts(scoring(recipe)).values())):
+        hint = f"rules that do: {', '.join(READERS)}"
+        problems.append(loaded.problem("eval.vote_k", "no reward has a rule that reads an answer out of a completion", hint=hint))
+    return scan, warnings
+
+
+def _check_labels(
+    loaded: LoadedRecipe, recipe: Recipe, table: str, sets: Sequence[data_probe.SetFacts], problems: list[Problem], warnings: list[str]
+) -> None:
+    """Labels of `sets` against `recipe.rewards`, which stand at the key `table`."""
     needing = [
         label
         for label, parts in reward_parts(recipe).items()
         if any(part.kind == "rule" and needs_reference(part.target, part.options) for part in parts)
     ]
-    warnings = []
-    facts = data_probe.DataFacts(sets=(*scan.train.sets, *scan.eval.sets))
-    for found in data_probe.label_problems(facts, list(recipe.rewards), needing):
+    for found in data_probe.label_problems(data_probe.DataFacts(sets=tuple(sets)), list(recipe.rewards), needing):
+        message, hint = found.message.replace("`rewards", f"`{table}"), None if found.hint is None else found.hint.replace("`rewards", f"`{table}")
         if found.error:
-            problems.append(loaded.problem("rewards", found.message, hint=found.hint))
+            problems.append(loaded.problem(table, message, hint=hint))
         else:
-            warnings.append(found.message if found.hint is None else f"{found.message}; {found.hint}")
-    return scan, warnings
+            warnings.append(message if hint is None else f"{message}; {hint}")
 
 
 def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], problems: list[Problem], first: int | None) -> data_probe.DataFacts:
@@ -275,9 +292,13 @@ def _reward_problems(loaded: LoadedRecipe) -> list[Problem]:
     """Options that a rule does not take, and functions that cannot be imported."""
     problems = []
     folder = _path(loaded).resolve().parent
-    for label, entry in loaded.recipe.rewards.items():
+    tables: list[tuple[KeyPath, Recipe]] = [(("rewards",), loaded.recipe)]
+    if loaded.recipe.eval.rewards is not None:
+        tables.append((("eval", "rewards"), scoring(loaded.recipe)))
+    places = [((*key, label), entry) for key, recipe in tables for label, entry in recipe.rewards.items()]
+    for place, entry in places:
         for index, part in enumerate(entry.parts):
-            where = format_path(("rewards", label, "parts", index))
+            where = format_path((*place, "parts", index))
             if part.rule is not None:
                 problems += [loaded.problem(f"{where}.options", text) for text in check_options(part.rule, part.options)]
             elif part.python is not None:

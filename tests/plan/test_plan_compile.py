@@ -227,6 +227,8 @@ def test_when_to_save_and_evaluate(compiled: Compiled) -> None:
     bare = compiled()
     assert [step for step in range(1, 11) if bare.saves(step)] == [10]
     assert not any(bare.evaluates(step) for step in range(1, 11))  # nothing to evaluate on
+    by_pass = compiled("eval={every: pass, at_end: false}", "data.eval.test={path: /t.jsonl}", "batch.prompts_per_step=40", train_rows=100)
+    assert [step for step in range(1, 11) if by_pass.evaluates(step)] == [3, 5, 8, 10]  # 120, 200, 320, 400 prompts
     no_end = compiled("eval.at_end=false", "data.eval.test={path: /t.jsonl}")
     assert not any(no_end.evaluates(step) for step in range(1, 11))
 
@@ -244,6 +246,8 @@ BASE = (
     "data.eval.test={path: /t.jsonl}",
     "data.train=[{python: 'a:b', options: {n: 1}}]",
     "rewards.default=[{rule: exact}]",
+    "eval.rewards.default=[{rule: exact}]",
+    "train.early_stop.metric=reward_mean",
     "algorithm.kl.coefficient=0.1",
     "track.wandb={}",
 )
@@ -290,7 +294,11 @@ OTHER: dict[str, str] = {
     "train.offload.optimizer": "cpu", "train.offload.parameters": "cpu", "train.compile": "true", "train.deterministic": "true",
     "train.deepspeed.extra": "{zero_optimization: {overlap_comm: true}}",
     "eval.before_training": "false", "eval.every": "2", "eval.at_end": "false", "eval.temperature": "0.5", "eval.max_new_tokens": "7",
-    "eval.pass_k": "[]",
+    "eval.pass_k": "[]", "eval.vote_k": "[1]",
+    "data.eval.NAME.sampling.temperature": "0.7", "data.eval.NAME.sampling.top_p": "0.7", "data.eval.NAME.sampling.top_k": "7",
+    "data.eval.NAME.sampling.min_p": "0.07", "data.eval.NAME.sampling.max_new_tokens": "77", "data.eval.NAME.sampling.min_new_tokens": "7",
+    "train.early_stop.metric": "loss", "train.early_stop.patience": "9", "train.early_stop.mode": "min", "train.early_stop.min_delta": "0.1",
+    "samples.every": "3", "samples.max": "8",
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
     "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",
     "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
@@ -318,6 +326,11 @@ INSTEAD_OF: dict[str, str] = {
 ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "algorithm.kl.place"}
 """Keys with a single value so far."""
 MERGED = {"extends"}
+for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`
+    _table.update({f"eval.{pattern}": value for pattern, value in list(_table.items()) if pattern.startswith("rewards.")})
+SETUP.update({pattern: tuple(item.replace("rewards.", "eval.rewards.") for item in SETUP[pattern]) for pattern in SETUP if pattern.startswith("eval.rew")})
+INSTEAD_OF.update({pattern: f"eval.{INSTEAD_OF[pattern]}" for pattern in INSTEAD_OF if pattern.startswith("eval.rewards.")})
+ONE_VALUE |= {f"eval.{pattern}" for pattern in ONE_VALUE if pattern.startswith("rewards.")}
 
 
 def test_the_table_knows_every_key() -> None:

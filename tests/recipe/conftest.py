@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -63,6 +64,7 @@ data:
       path: b.jsonl
       label: math
       samples_per_prompt: 4
+      sampling: {temperature: 0.7, top_p: 0.9, top_k: 20, min_p: 0.05, max_new_tokens: 24, min_new_tokens: 2}
   shuffle: false
   overlong_prompt: drop
 rollout:
@@ -159,6 +161,11 @@ train:
     extra: {zero_optimization: {overlap_comm: true}}
   nonfinite:
     skip_at_most: 1
+  early_stop:
+    metric: reward_mean
+    patience: 5
+    mode: min
+    min_delta: 0.01
 eval:
   before_training: false
   every: 10
@@ -166,6 +173,11 @@ eval:
   temperature: 0.5
   max_new_tokens: 16
   pass_k: [1, 4]
+  vote_k: [2]
+  rewards:
+@REWARDS@samples:
+  every: 2
+  max: 100
 checkpoint:
   every: 20
   keep: 2
@@ -180,6 +192,8 @@ track:
     tags: [a, b]
     mode: offline
 """
+_REWARDS = FULL.split("\nrewards:\n", 1)[1].split("\nreward_shaping:", 1)[0] + "\n"
+FULL = FULL.replace("@REWARDS@", indent(_REWARDS, "  "))
 """Every supported key but those that others exclude (`train.data_passes`, `rollout.structured`, `rollout.hf.batch_tokens`),
 each with a value that is not its default where it has another."""
 

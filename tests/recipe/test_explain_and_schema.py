@@ -80,10 +80,10 @@ def test_every_key_rule_and_code_has_a_page() -> None:
         ("train.stps", "did you mean `train.steps`?"),
         ("group-of-on", "did you mean `group-of-one`?"),
         ("rewards.math.parts.wieght", "did you mean `rewards.LABEL.parts[].weight`?"),
-        ("reward", "did you mean `rewards` or `reward_shaping`?"),
+        ("reward", "did you mean `rewards` or `reward_shaping` or `eval.rewards`?"),
         ("path", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path`?"),
-        ("data.pat", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path`?"),
-        ("temp", "did you mean `models.policy.chat.template` or `rollout.temperature` or `eval.temperature`?"),
+        ("data.pat", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path` or `train.early_stop.patience`?"),
+        ("temp", "did you mean `models.policy.chat.template` or `data.eval.NAME.sampling.temperature` or `rollout.temperature` or `eval.temperature`?"),
         ("passes", "did you mean `train.data_passes`?"),
         ("zzzz", "`rft explain` lists the sections, `rft explain rollout` a section's keys"),
     ],
@@ -174,7 +174,9 @@ def test_needed_keys_may_come_from_a_parent() -> None:
     assert needed["properties"]["models"] == {"required": ["policy"], "properties": {"policy": {"required": ["path"]}}}
     assert needed["properties"]["data"] == {"required": ["train"]}
     assert needed["properties"]["rewards"] == {"additionalProperties": {"required": ["parts"]}}
-    assert set(needed["properties"]) == {"models", "data", "rewards"}
+    assert needed["properties"]["eval"] == {"properties": {"rewards": needed["properties"]["rewards"]}}
+    assert needed["properties"]["train"] == {"properties": {"early_stop": {"required": ["metric"]}}}
+    assert set(needed["properties"]) == {"models", "data", "rewards", "train", "eval"}
 
 
 def test_the_schema_may_list_reward_rules() -> None:

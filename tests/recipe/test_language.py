@@ -131,6 +131,9 @@ ADDED = {
     "rollout.hf.options.eta_cutoff",
     "rollout.hf.options.no_repeat_ngram_size",
     "rollout.hf.options.suppress_tokens",
+    *(f"data.eval.NAME.sampling{key}" for key in ("", ".temperature", ".top_p", ".top_k", ".min_p", ".max_new_tokens", ".min_new_tokens")),
+    *(f"train.early_stop{key}" for key in ("", ".metric", ".patience", ".mode", ".min_delta")),
+    *(f"samples{key}" for key in ("", ".every", ".max")),
 }
 """Keys that this package adds to the language."""
 
@@ -166,7 +169,10 @@ def test_every_key_is_supported_or_listed() -> None:
 def test_nothing_is_supported_or_listed_beyond_the_language() -> None:
     patterns = {show_pattern(pattern) for pattern, _, _ in language()}
     shared = {pattern.replace("data.train[]", "data.eval.NAME") for pattern in patterns if pattern.startswith("data.train[]")}
-    assert {key.pattern for key in keys()} - patterns - shared == ADDED
+    found = {key.pattern for key in keys()}
+    scoring = {f"eval.{pattern}" for pattern in found if pattern.startswith("rewards.")}  # `eval.rewards` has the form of `rewards`
+    assert scoring <= found
+    assert found - patterns - shared - scoring == ADDED
     assert set(KEYS) - patterns - shared == set()
 
 

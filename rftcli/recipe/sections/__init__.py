@@ -12,18 +12,18 @@ from pydantic import Field
 
 from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, Loss
 from rftcli.recipe.sections.base import Name, PathText, Section, Text
-from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, TrainSource
+from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, SetSampling, TrainSource
 from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceModel
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
-from rftcli.recipe.sections.run import Checkpoint, Eval, Track, Wandb
+from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, Samples, Track, Wandb
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
 
 
 class Recipe(Section):
     """What a person wants, whole. `models.policy.path`, one data path, one reward and `train.steps` are enough."""
 
-    name: Name | None = Field(None, description="Name of the run and of its directory; null takes the recipe file's.")
+    name: Name | None = Field(None, description="Name of the run and of its directory, which may hold {date}, {time}, {model}, {recipe} and {seed}; null takes the recipe file's.")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Key of everything random: order of the data, samples, dropout.")
     extends: tuple[Text, ...] = Field(
         (),
@@ -39,6 +39,7 @@ class Recipe(Section):
     batch: Batch = Field(default_factory=Batch, description="How the completions of a step are cut into updates.")
     train: Train = Field(default_factory=Train, description="How long and how fast the policy is trained.")
     eval: Eval = Field(default_factory=Eval, description="When and how the evaluation sets are evaluated.")
+    samples: Samples = Field(default_factory=Samples, description="What of the training completions stays on disk.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When checkpoints are written and what stays of them.")
     track: Track = Field(default_factory=Track, description="Trackers beside the run's own event file.")
 
@@ -53,6 +54,7 @@ __all__ = [
     "Data",
     "DataSource",
     "DeepSpeed",
+    "EarlyStop",
     "Eval",
     "EvalSource",
     "HfEngine",
@@ -69,7 +71,9 @@ __all__ = [
     "RewardPart",
     "RewardShaping",
     "Rollout",
+    "Samples",
     "Section",
+    "SetSampling",
     "Track",
     "Train",
     "TrainSource",

@@ -1,10 +1,10 @@
 """`data`: what the run trains on and is evaluated on."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rftcli.recipe.sections.base import Count, FilePath, Name, Options, Section, Target, Text
+from rftcli.recipe.sections.base import Count, FilePath, Name, NonNegative, Options, Section, Target, Text
 
 
 class Columns(Section):
@@ -41,10 +41,24 @@ class TrainSource(DataSource):
     weight: float = Field(1.0, gt=0, description="Share of the draws, relative to the other training sets.")
 
 
+class SetSampling(Section):
+    """How the completions of one evaluation set are sampled; what is null is as in `eval`, else as in `rollout`."""
+
+    temperature: Annotated[float, Field(ge=0)] | None = Field(None, description="Sampling temperature of this set; 0 is greedy.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Probability mass that tokens of this set are sampled from.")
+    top_k: NonNegative | None = Field(None, description="Number of likeliest tokens that are sampled from in this set; 0 is all.")
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="Least probability of a token of this set, relative to the likeliest one."
+    )
+    max_new_tokens: Count | None = Field(None, description="Longest completion of this set, in tokens.")
+    min_new_tokens: NonNegative | None = Field(None, description="Shortest completion of this set, in tokens.")
+
+
 class EvalSource(DataSource):
     """One evaluation set."""
 
     samples_per_prompt: Count = Field(1, description="Completions of each prompt in evaluation.")
+    sampling: SetSampling = Field(default_factory=SetSampling, description="How this set is sampled where it differs from the others.")
 
 
 class Data(Section):

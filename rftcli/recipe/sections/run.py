@@ -5,17 +5,45 @@ from typing import Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, NonNegative, OutputPath, Section, Text
+from rftcli.recipe.sections.rewards import Reward
 
 
 class Eval(Section):
     """When and how the sets of `data.eval` are evaluated."""
 
     before_training: bool = Field(True, description="Whether there is an evaluation before the first step.")
-    every: NonNegative = Field(0, description="Steps between evaluations; 0 is never.")
+    every: NonNegative | Literal["pass"] = Field(
+        0, description="Steps between evaluations; 0 is never, `pass` is once for every pass over the training rows."
+    )
     at_end: bool = Field(True, description="Whether there is an evaluation after the last step.")
+    rewards: dict[Text, Reward] | None = Field(
+        None, description="Entries of the same form as `rewards` that take the place of that whole table in evaluation; null: those of training."
+    )
     temperature: float = Field(0.0, ge=0, description="Sampling temperature in evaluation; 0 is greedy.")
     max_new_tokens: Count | None = Field(None, description="Longest completion in evaluation, in tokens; null: as in the rollout.")
     pass_k: tuple[Count, ...] = Field((1,), description="Values of k for pass@k, each at most the samples per prompt.")
+    vote_k: tuple[Count, ...] = Field(
+        (), description="Values of k for maj@k, the score of the most frequent answer of k, each at most the samples per prompt."
+    )
+
+
+class EarlyStop(Section):
+    """When a run ends before its last step because it does not get better."""
+
+    metric: Text = Field(
+        description="What has to get better: `eval.NAME.mean@1`, or another metric of an evaluation set, or a metric of the step event such as "
+        "`reward_mean` or `response_tokens.mean`."
+    )
+    patience: Count = Field(3, description="Evaluations, or steps for a metric of steps, in a row without a better value before the run ends.")
+    mode: Literal["max", "min"] = Field("max", description="Whether larger or smaller values are better.")
+    min_delta: float = Field(0.0, ge=0, description="By how much a value has to be better than the best one so far.")
+
+
+class Samples(Section):
+    """What of the training completions stays on disk."""
+
+    every: Count = Field(1, description="Steps between files of completions; the first step always has one.")
+    max: Count | None = Field(None, description="Completions written per step, whole groups of the smallest draws first; null writes all.")
 
 
 class Checkpoint(Section):

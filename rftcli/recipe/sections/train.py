@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, NonNegative, Options, Section, Share, Text
+from rftcli.recipe.sections.run import EarlyStop
 
 
 class Batch(Section):
@@ -90,3 +91,4 @@ class Train(Section):
     deterministic: bool = Field(False, description="Whether only kernels with repeatable results run: slower on a GPU.")
     deepspeed: DeepSpeed = Field(default_factory=DeepSpeed, description="What the recipe decides about DeepSpeed.")
     nonfinite: NonFinite = Field(default_factory=NonFinite, description="What happens when a gradient is not finite.")
+    early_stop: EarlyStop | None = Field(None, description="When the run ends because it does not get better; null is never.")
