@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,20 +51,15 @@ class Faults:
 
 
 def locate(path: str, search_path: Sequence[Path]) -> Path:
-    """The existing file that `path` means: `${NAME}` and `~` expanded; a relative one in the first directory of `search_path` that has it.
+    """The existing file that `path` means, `~` expanded; a relative one in the first directory of `search_path` that has it.
 
-    An empty `search_path` means the working directory. `builtin:` names are those of data that ship with the package. UsageError for an unset
-    variable, a missing file, or a directory.
+    An empty `search_path` means the working directory. `builtin:` names are those of data that ship with the package. UsageError for a
+    missing file or a directory.
     """
     if path.startswith("builtin:"):
         return builtin_path(path.removeprefix("builtin:"))
 
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in os.environ:
-            raise UsageError(f"environment variable `{match[1]}` is not set; it is used in `{path}`", hint=f"export {match[1]}=...")
-        return os.environ[match[1]]
-
-    wanted = Path(re.sub(r"\$\{(\w+)\}", value, path)).expanduser()
+    wanted = Path(path).expanduser()
     places = [directory / wanted for directory in (search_path or (Path(),))]  # an absolute `wanted` stays as it is
     for place in places:
         if place.is_file():

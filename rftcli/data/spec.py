@@ -56,7 +56,7 @@ class DataSpec:
 
     name: str
     path: str | None = None
-    """A file; what can be read is in `files.FORMATS`. `${NAME}` is taken from the environment when the file is opened."""
+    """A file; what can be read is in `files.FORMATS`."""
     python: str | None = None
     """Instead of a path: `package.module:function`, called with `options`, yields one mapping a row. Has to yield the same rows every time."""
     options: Mapping[str, Any] = field(default_factory=dict)

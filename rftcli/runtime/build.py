@@ -23,7 +23,7 @@ from rftcli.models.load import eos_ids, load_causal_lm, load_tokenizer, num_para
 from rftcli.models.policy import CausalPolicy
 from rftcli.models.probe import Agreement, agreement
 from rftcli.observe.lessons import LessonState, lessons
-from rftcli.plan.plan import ModelPlan, Plan
+from rftcli.plan.plan import ModelPlan, Plan, plan_from_json
 from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.table import RewardTable
@@ -53,6 +53,8 @@ class Job:
     """Everything the loop touches on one rank."""
 
     plan: Plan
+    written: Plan
+    """The same as it goes to disk: with `${VAR}` in its texts."""
     run: RunDir
     attempt: AttemptDir
     world: World
@@ -219,7 +221,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
         "logprob_probe": max(probe.padded, probe.packed),
     }  # fmt: skip
     return Job(
-        plan=plan, run=run, attempt=attempt, world=world, device=device, emit=emit, watch=watch,
+        plan=plan, written=plan_from_json(attempt.plan.read_text(encoding="utf-8")), run=run, attempt=attempt, world=world, device=device, emit=emit, watch=watch,
         roles=Roles(policy=learner, reference=reference), sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
         tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, first_step=first_step,
