@@ -80,15 +80,15 @@ def _written(loaded: LoadedRecipe, value: Any, kind: Kind, path: KeyPath) -> Any
         section = type(value)
         kinds = fields_of(section)
         names = {name: info.alias or name for name, info in section.model_fields.items()}
-        return value.model_copy(
-            update={name: _written(loaded, getattr(value, name), kinds[key], (*path, key)) for name, key in names.items()}
-        )
+        return value.model_copy(update={name: _written(loaded, getattr(value, name), kinds[key], (*path, key)) for name, key in names.items()})
     if isinstance(value, Mapping):
         inner = kind.values or kind
         return {name: _written(loaded, item, inner, (*path, name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         kinds_of_items = kind.fixed or (kind.items or kind,) * len(value)
-        return type(value)(_written(loaded, item, inner, (*path, index)) for index, (item, inner) in enumerate(zip(value, kinds_of_items, strict=True)))
+        return type(value)(
+            _written(loaded, item, inner, (*path, index)) for index, (item, inner) in enumerate(zip(value, kinds_of_items, strict=True))
+        )
     kept = loaded.unexpanded.get(path)
     if kept is not None and kind.anything and not isinstance(value, str):
         return {UNTYPED: kept.text}

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from rftcli.data.prompts import PromptBuilder
-from rftcli.data.rows import read_rows
+from rftcli.data.rows import RowReader, read_rows
 from rftcli.data.source import PromptSource
 from rftcli.engines.table import sampler_class
 from rftcli.errors import RftError
@@ -104,6 +105,7 @@ class Job:
     def close(self) -> None:
         """End worker processes and the engine."""
         self.scorer.close()
+        self.source.close()
         self.sampler.close()
 
     def stop_reason(self) -> str | None:
@@ -144,10 +146,17 @@ def search_paths(plan: Plan, checkpoint: Path | None = None) -> list[Path]:
     return paths
 
 
+def make_source(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> PromptSource:
+    """The training prompts; streamed sets are opened when their first row is drawn."""
+    sets = [(spec, partial(RowReader, spec, paths) if spec.streaming else read_rows(spec, paths)) for spec in plan.data.train]
+    return PromptSource(sets, builder, seed=plan.data.seed, shuffle=plan.data.shuffle)
+
+
 def make_eval_sets(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> list[EvalSet]:
     sets = []
     for spec in plan.data.eval:
         source = PromptSource([(spec, read_rows(spec, paths))], builder, seed=plan.seed, shuffle=False)
+        assert source.num_rows is not None, "evaluation sets are read whole"
         sets.append(EvalSet(name=spec.name, prompts=source.draw(0, source.num_rows), samples_per_prompt=spec.samples_per_prompt))
     return sets
 
@@ -190,7 +199,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     scorer = make_scorer(plan, paths)
     tokenizer = load_tokenizer(plan.policy.path, trust_remote_code=plan.policy.trust_remote_code)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
-    source = PromptSource([(spec, read_rows(spec, paths)) for spec in plan.data.train], builder, seed=plan.seed, shuffle=plan.data.shuffle)
+    source = make_source(plan, builder, paths)
     eval_sets = make_eval_sets(plan, builder, paths)
     for name, counts in source.counts.items():
         if counts.overlong:
@@ -221,7 +230,8 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
         "logprob_probe": max(probe.padded, probe.packed),
     }  # fmt: skip
     return Job(
-        plan=plan, written=plan_from_json(attempt.plan.read_text(encoding="utf-8")), run=run, attempt=attempt, world=world, device=device, emit=emit, watch=watch,
+        plan=plan, written=plan_from_json(attempt.plan.read_text(encoding="utf-8")), run=run, attempt=attempt, world=world, device=device,
+        emit=emit, watch=watch,
         roles=Roles(policy=learner, reference=reference), sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
         tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, first_step=first_step,

@@ -32,6 +32,8 @@ from rftcli.runtime.environment import resolved_model
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
+STREAMED_ROWS_LOOKED_AT = 10_000
+"""Rows of a streamed set that are looked at before a run; the others are checked when they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,9 @@ class Scan:
     eval: data_probe.DataFacts
 
     @property
-    def train_rows(self) -> int:
-        return sum(one.rows for one in self.train.sets)
+    def train_rows(self) -> int | None:
+        """None where a streamed set was not read to its end."""
+        return sum(one.rows for one in self.train.sets) if all(one.complete for one in self.train.sets) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,8 +240,9 @@ def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], 
     folder = _path(loaded).resolve().parent
     sets: list[data_probe.SetFacts] = []
     for spec, key in specs:
+        looked_at = STREAMED_ROWS_LOOKED_AT if spec.streaming and first is None else first
         try:
-            sets += data_probe.scan([spec], [folder], first=first).sets
+            sets += data_probe.scan([spec], [folder], first=looked_at).sets
         except UsageError as error:
             where = format_path((*key, "python" if spec.path is None else "path"))
             problems.append(loaded.problem(where, error.message, hint=error.hint))
@@ -262,6 +266,8 @@ def _reward_problems(loaded: LoadedRecipe) -> list[Problem]:
     return problems
 
 
-def _few_prompts(plan: Plan, rows: int) -> tuple[str, ...]:
+def _few_prompts(plan: Plan, rows: int | None) -> tuple[str, ...]:
     need = plan.batch.prompts_per_step
+    if rows is None:
+        return ()
     return (f"the training data has {rows} rows, a step draws {need}: rows repeat within a step",) if rows < need else ()

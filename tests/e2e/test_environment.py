@@ -60,5 +60,5 @@ def test_no_value_of_the_environment_is_written(rft: Callable, tmp_path: Path, m
         assert not any(part in result.out for part in parts), result.out
     files = [path for folder in (run, scores) for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 20
-    found = {str(path.relative_to(tmp_path)): part for path in files for part in parts if part.encode() in path.read_bytes() and path.name != "quiet_reward.py"}
-    assert not found
+    own = [path for path in files if path.name != "quiet_reward.py"]  # the copy of the test's own reward
+    assert not [(str(path), part) for path in own for part in parts if part.encode() in path.read_bytes()]

@@ -45,6 +45,9 @@ data:
       path: a.jsonl
       weight: 0.7
       limit: 100
+      where: level >= 3
+      template: '{question}:'
+      streaming: true
       as_chat: false
       label: math
       system: count
@@ -58,11 +61,17 @@ data:
       python: my_rows:rows
       options: {size: 3}
       label: math
+    - name: hub
+      path: org/name
+      split: train
+      label: math
   eval:
     held_out:
       path: b.jsonl
       label: math
       samples_per_prompt: 4
+  seed: 3
+  check_reference: refuse
   shuffle: false
   overlong_prompt: drop
 rollout:

@@ -83,7 +83,7 @@ def test_every_key_rule_and_code_has_a_page() -> None:
         ("reward", "did you mean `rewards` or `reward_shaping`?"),
         ("path", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path`?"),
         ("data.pat", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path`?"),
-        ("temp", "did you mean `models.policy.chat.template` or `rollout.temperature` or `eval.temperature`?"),
+        ("temperatur", "did you mean `rollout.temperature` or `eval.temperature`?"),
         ("passes", "did you mean `train.data_passes`?"),
         ("zzzz", "`rft explain` lists the sections, `rft explain rollout` a section's keys"),
     ],

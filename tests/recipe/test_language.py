@@ -115,6 +115,9 @@ ADDED = {
     "data.eval.NAME.options",
     "data.train[].as_chat",
     "data.eval.NAME.as_chat",
+    *(f"data.{place}.{key}" for place in ("train[]", "eval.NAME") for key in ("where", "template")),
+    "data.train[].streaming",
+    "data.seed",
     "batch.layout",
     "rollout.hf.batch_rows",
 }

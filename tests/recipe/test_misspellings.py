@@ -114,7 +114,7 @@ def test_every_key_of_the_shipped_recipes_misspelt(recipe: Path, problems_of: Pr
         ("rollout: {vlm: {}}", "did you mean `vllm`, which is not yet supported?"),
         ("temperature: 1", "`temperature` belongs in rollout or eval"),
         ("rollout.temperature: 1", "write it as a section: `rollout: {temperature: ...}`"),
-        ("algorithm: {seed: 1}", "`seed` belongs in the top level"),
+        ("algorithm: {seed: 1}", "`seed` belongs in the top level or data"),
         ("algorithm: {advantage: {normalize_std: true}}", "did you mean `normalise_std`?"),
         ("rollout: {qqqq: 1}", None),
     ],

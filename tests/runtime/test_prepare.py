@@ -382,7 +382,8 @@ def test_a_plan_lives_with_what_the_environment_says(recipe: Callable[..., Path]
 
 def test_a_literal_dollar_brace_survives(recipe: Callable[..., Path]) -> None:
     """Expanded once: what a recipe writes as `$${x}` is the text `${x}`, also for a path and a pattern."""
-    text = RECIPE.replace("{path: rows.jsonl}", "{path: rows.jsonl, extract_reference: '(.*|$${x})'}").replace("max_new_tokens: 24}", "max_new_tokens: 24, stop: ['$${end}']}")
+    text = RECIPE.replace("{path: rows.jsonl}", "{path: rows.jsonl, extract_reference: '(.*|$${x})'}")
+    text = text.replace("max_new_tokens: 24}", "max_new_tokens: 24, stop: ['$${end}']}")
     kept = plan(recipe(text)).plan
     live = live_plan(plan_from_json(plan_to_json(kept)), {})
     assert live.data.train[0].extract_reference == "(.*|${x})" and live.rollout.stop == ("${end}",)
