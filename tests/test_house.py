@@ -33,7 +33,7 @@ ARROWS: dict[str, set[str]] = {
 }
 LIGHT = [
     "rftcli.errors", "rftcli.types", "rftcli.events", "rftcli.protocols", "rftcli.codec",
-    "rftcli.recipe.load", "rftcli.recipe.rules", "rftcli.recipe.explain", "rftcli.recipe.schema",
+    "rftcli.recipe.load", "rftcli.recipe.written", "rftcli.recipe.rules", "rftcli.recipe.explain", "rftcli.recipe.schema",
     "rftcli.plan.compile", "rftcli.plan.show", "rftcli.probe.machine", "rftcli.probe.model", "rftcli.probe.data",
     "rftcli.data.rows", "rftcli.data.source", "rftcli.data.prompts", "rftcli.rewards.rules", "rftcli.rewards.table", "rftcli.rewards.functions",
     "rftcli.builtin", "rftcli.engines.fake", "rftcli.engines.table", "rftcli.observe.table", "rftcli.observe.history", "rftcli.observe.plain",

@@ -20,11 +20,12 @@ def show(
 ) -> int:
     """Print a recipe with everything resolved, and where each value comes from."""
     from rftcli.recipe.schema import resolved_yaml
+    from rftcli.recipe.written import written_values
     from rftcli.runtime import prepare
 
     loaded = prepare.load(recipe, sets)
     if as_json:
-        talk.data(loaded.recipe.model_dump(mode="json", by_alias=True))
+        talk.data(written_values(loaded))
     else:
         print(resolved_yaml(loaded, origins=origins), end="")
     return 0

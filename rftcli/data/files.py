@@ -1,87 +1,82 @@
 """Files and python functions as streams of records, before anything is known about columns.
 
-A record that cannot be read is reported with file and line, and never skipped: readers put it into `Faults`, go on, and the caller raises once
-with the first one and the count. What is left out: the meaning of a record (`rows`).
+What is left out: the meaning of a record (`rows`), folders and data sets of a hub (`hub`), and which of them a path means (`origin`).
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
-import os
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rftcli.builtin import builtin_path
+from rftcli.data.faults import Faults, Record, json_problem, kind_of, record_problem
+from rftcli.data.tables import csv_records, parquet_records
 from rftcli.errors import RftError, UsageError
 
-Record = tuple[str, Mapping[str, Any]]
-"""(place as a person finds it, columns): ("data/train.jsonl:3", {"prompt": "1+1?"})."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Faults:
-    """Rows of one set that cannot be used: how many, and the first.
-
-    >>> faults = Faults(source="gsm8k")
-    >>> faults.add("train.jsonl:2", "no column `answer`")
-    >>> faults.count
-    1
-    """
-
-    source: str
-    count: int = 0
-    first: str = ""
-    hint: str | None = None
-
-    def add(self, place: str, problem: str, hint: str | None = None) -> None:
-        if self.count == 0:
-            self.first, self.hint = f"{place}: {problem}", hint
-        self.count += 1
-
-    def raise_if_any(self, num_good: int) -> None:
-        """UsageError with the first fault and the count, if there is one. `num_good` rows were read without fault."""
-        if self.count:
-            rest = "" if self.count == 1 else f" ({self.count} of {self.count + num_good} rows have a fault, this is the first)"
-            raise UsageError(f"data set `{self.source}`: {self.first}{rest}", hint=self.hint)
+PACKED = ".gz"
+"""Behind the suffix of a text format: the file is unpacked while it is read."""
 
 
 def locate(path: str, search_path: Sequence[Path]) -> Path:
-    """The existing file that `path` means: `${NAME}` and `~` expanded; a relative one in the first directory of `search_path` that has it.
+    """The existing file that `path` means, `~` expanded; a relative one in the first directory of `search_path` that has it.
 
-    An empty `search_path` means the working directory. `builtin:` names are those of data that ship with the package. UsageError for an unset
-    variable, a missing file, or a directory.
+    An empty `search_path` means the working directory. `builtin:` names are those of data that ship with the package. UsageError for a
+    missing file or a directory.
     """
     if path.startswith("builtin:"):
         return builtin_path(path.removeprefix("builtin:"))
 
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in os.environ:
-            raise UsageError(f"environment variable `{match[1]}` is not set; it is used in `{path}`", hint=f"export {match[1]}=...")
-        return os.environ[match[1]]
-
-    wanted = Path(re.sub(r"\$\{(\w+)\}", value, path)).expanduser()
+    wanted = Path(path).expanduser()
     places = [directory / wanted for directory in (search_path or (Path(),))]  # an absolute `wanted` stays as it is
     for place in places:
         if place.is_file():
             return place
         if place.is_dir():
             raise UsageError(f"`{place}` is a directory, not a file", hint="name the file itself")
+        if place.exists():
+            raise UsageError(f"`{place}` is no regular file", hint="write the rows into a file first: they are read more than once")
     tried = ", ".join(f"`{place}`" for place in dict.fromkeys(places))
-    raise UsageError(f"no such file: {tried}", hint="only files on this machine are read; save a data set of a hub as JSON Lines first")
+    raise UsageError(f"no such file: {tried}", hint="a path is relative to the recipe that names it; a data set of the hub is `org/name`")
+
+
+def format_of(path: Path) -> str:
+    """The suffix that says how a file is read: `.jsonl` of `a.jsonl` and of `a.jsonl.gz`."""
+    name = path.name.lower()
+    return Path(name.removesuffix(PACKED)).suffix
 
 
 def file_records(path: Path, faults: Faults) -> Iterator[Record]:
     """The records of a file, by its suffix (`FORMATS`)."""
-    suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        raise UsageError(f"data set `{faults.source}`: cannot read `{path}`: unknown suffix `{suffix}`", hint="known: .jsonl and .json")
-    return FORMATS[suffix](path, faults)
+    suffix = format_of(path)
+    known = [*FORMATS, *(f"{name}{PACKED}" for name in FORMATS if name != ".parquet")]
+    packed = path.name.lower().endswith(PACKED)
+    if suffix not in FORMATS or (packed and suffix == ".parquet"):
+        raise UsageError(
+            f"data set `{faults.source}`: cannot read `{path}`: unknown suffix `{suffix + PACKED if packed else suffix}`",
+            hint=f"known: {', '.join(known)}; a `python` source reads anything",
+        )
+    return _unpacking(FORMATS[suffix](path, faults), path, faults.source)
+
+
+def _unpacking(records: Iterator[Record], path: Path, source: str) -> Iterator[Record]:
+    try:
+        yield from records
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"data set `{source}`: {path} cannot be unpacked: {error}", hint="is the file whole? `gzip -t` checks it") from error
+    except OSError as error:
+        raise UsageError(f"data set `{source}`: {path} cannot be read: {error.strerror or error}") from error
+
+
+def _open(path: Path) -> BinaryIO:
+    return gzip.open(path, "rb") if path.name.lower().endswith(PACKED) else path.open("rb")  # type: ignore[return-value]
 
 
 def python_records(target: str, options: Mapping[str, Any], search_path: Sequence[Path], faults: Faults) -> Iterator[Record]:
@@ -94,7 +89,7 @@ def python_records(target: str, options: Mapping[str, Any], search_path: Sequenc
             function = _function(target)
             for number, record in enumerate(function(**options), start=1):
                 place = f"{target} row {number}"
-                problem = _record_problem(record) or _json_problem(record)
+                problem = record_problem(record) or json_problem(record)
                 if problem is None:
                     yield place, record
                 else:
@@ -132,7 +127,7 @@ def _function(target: str) -> Callable[..., Iterable[Any]]:
 
 def _jsonl(path: Path, faults: Faults) -> Iterator[Record]:
     """One object a line. Only a line feed ends a line (U+2028 is text); carriage returns, blank lines and a byte-order mark are passed over."""
-    with path.open("rb") as file:
+    with _open(path) as file:
         for number, line in enumerate(file, start=1):
             if number == 1:
                 line = _without_bom(line, path)
@@ -146,7 +141,7 @@ def _jsonl(path: Path, faults: Faults) -> Iterator[Record]:
                     hint = "this looks like one JSON array: rename the file to .json" if array else "one JSON object a line, in UTF-8"
                     faults.add(place, _explain(error), hint)
                     continue
-                problem = _record_problem(record)
+                problem = record_problem(record)
                 if problem is None:
                     yield place, record
                 else:
@@ -156,34 +151,33 @@ def _jsonl(path: Path, faults: Faults) -> Iterator[Record]:
 def _json(path: Path, faults: Faults) -> Iterator[Record]:
     """One array of objects. The whole file is in memory while it is read."""
     try:
-        records = _parse(_without_bom(path.read_bytes(), path))
+        records = _parse(_without_bom(_whole(path), path))
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UsageError(f"data set `{faults.source}`: {path}{line}: {_explain(error)}", hint="JSON Lines are read from .jsonl") from error
     if not isinstance(records, list):
-        raise UsageError(f"data set `{faults.source}`: {path} holds {_kind(records)}, not an array of objects")
+        raise UsageError(f"data set `{faults.source}`: {path} holds {kind_of(records)}, not an array of objects")
     for number, record in enumerate(records, start=1):
-        problem = _record_problem(record)
+        problem = record_problem(record)
         if problem is None:
             yield f"{path} row {number}", record
         else:
             faults.add(f"{path} row {number}", problem, "an array of JSON objects")
 
 
-def _parquet(path: Path, faults: Faults) -> Iterator[Record]:
-    raise UsageError(
-        f"data set `{faults.source}`: `{path}`: Parquet is not yet supported",
-        hint=f"convert it: python -c \"import pandas; pandas.read_parquet('{path}').to_json('{path.with_suffix('.jsonl')}', "
-        "orient='records', lines=True, force_ascii=False)\"",
-    )
-
-
 def _csv(path: Path, faults: Faults) -> Iterator[Record]:
-    raise UsageError(
-        f"data set `{faults.source}`: `{path}`: CSV is not yet supported",
-        hint=f"convert it: python -c \"import pandas; pandas.read_csv('{path}', dtype=str, keep_default_na=False)"
-        f".to_json('{path.with_suffix('.jsonl')}', orient='records', lines=True, force_ascii=False)\"",
-    )
+    with _open(path) as file:
+        yield from csv_records(file, path, faults, delimiter=",")
+
+
+def _tsv(path: Path, faults: Faults) -> Iterator[Record]:
+    with _open(path) as file:
+        yield from csv_records(file, path, faults, delimiter="\t")
+
+
+def _whole(path: Path) -> bytes:
+    with _open(path) as file:
+        return file.read()
 
 
 def _without_bom(data: bytes, path: Path) -> bytes:
@@ -223,32 +217,12 @@ def _explain(error: Exception) -> str:
     return f"not usable: {error}"
 
 
-def _record_problem(record: Any) -> str | None:
-    if not isinstance(record, Mapping):
-        return f"a row must be an object with columns, not {_kind(record)}"
-    names = [name for name in record if not isinstance(name, str)]
-    return f"column names must be text, not {names[0]!r}" if names else None
-
-
-def _json_problem(record: Mapping[str, Any]) -> str | None:
-    for name, value in record.items():
-        try:
-            json.dumps(value, sort_keys=True, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            return f"column `{name}` cannot be written as JSON: {error}"
-    return None
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
-    return names.get(type(value), f"a {type(value).__name__}")
-
-
 # Suffix -> reader(path, faults) of records. To add one: write a generator that yields (place, columns), puts what it cannot read into `faults`,
 # and imports what it needs inside; then name its suffix here.
 FORMATS: dict[str, Callable[[Path, Faults], Iterator[Record]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
-    ".parquet": _parquet,
+    ".parquet": parquet_records,
     ".csv": _csv,
+    ".tsv": _tsv,
 }

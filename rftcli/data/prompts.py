@@ -30,6 +30,10 @@ NOT_OPTIONS = frozenset({
 """Arguments of `apply_chat_template` that are ours to set: with another value of one of them the ids would no longer be a prompt."""
 
 
+ROWS_A_BATCH = 1000
+"""Texts that are tokenised in one call."""
+
+
 class PromptBuilder:
     """Makes prompts for one tokenizer; a function of the row, without memory.
 
@@ -82,7 +86,17 @@ class PromptBuilder:
 
     def num_tokens(self, row: Row) -> int:
         """Tokens of the whole prompt, before any cut."""
-        return len(self._encode(self._text(row, self._messages(row), opening=True))[0])
+        return self.lengths([row])[0]
+
+    def lengths(self, rows: Sequence[Row]) -> list[int]:
+        """Tokens of the whole prompts, before any cut; many at once, which a tokenizer does several times faster than one by one."""
+        found: list[int] = []
+        for start in range(0, len(rows), ROWS_A_BATCH):
+            texts = [self._text(row, self._messages(row), opening=True) for row in rows[start : start + ROWS_A_BATCH]]
+            ids = self._tokenizer(texts, add_special_tokens=False, verbose=False, return_attention_mask=False)["input_ids"]
+            num_front = len(self._front)
+            found += [len(bare) if tuple(bare[:num_front]) == self._front else len(bare) + num_front for bare in ids]
+        return found
 
     def _messages(self, row: Row) -> tuple[Message, ...]:
         if not isinstance(row.prompt, str):

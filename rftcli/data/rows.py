@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rftcli.data.files import Faults, Record, file_records, locate, python_records
+from rftcli.data.faults import Faults, kind_of
 from rftcli.data.messages import BadPrompt, read_prompt, with_system
+from rftcli.data.origin import open_records
 from rftcli.data.spec import DEFAULT_LABEL, DataSpec
+from rftcli.data.template import Template
+from rftcli.data.where import RowProblem, Where
 from rftcli.errors import UsageError
 from rftcli.types import Message
 
@@ -55,35 +59,126 @@ class _Unusable(Exception):
         super().__init__(problem, hint)
 
 
-def read_rows(spec: DataSpec, search_path: Sequence[Path] = (), first: int | None = None) -> list[Row]:
-    """All rows of a set, or the `first` ones; `spec.limit` is kept to in both cases.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a set says about every row, made ready once. UsageError for an expression, a template or a pattern that is none."""
+
+    spec: DataSpec
+    pattern: re.Pattern[str] | None
+    template: Template | None
+    where: Where | None
+
+    @classmethod
+    def of(cls, spec: DataSpec) -> Reading:
+        try:
+            where = None if spec.where is None else Where.parse(spec.where)
+            template = None if spec.template is None else Template.parse(spec.template)
+        except UsageError as error:
+            raise UsageError(f"data set `{spec.name}`: {error.message}", hint=error.hint) from error
+        return cls(spec=spec, pattern=_pattern(spec), template=template, where=where)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A place between two rows of a set: how many records and how many usable rows come before it."""
+
+    records: int = 0
+    rows: int = 0
+
+
+class RowReader:
+    """The rows of a set one after the other, from the first on: what `where` lets pass, up to `spec.limit`. One use.
+
+    Rows that cannot be used go into `faults`; whoever iterates raises them.
+    """
+
+    def __init__(self, spec: DataSpec, search_path: Sequence[Path] = (), start: Position | None = None) -> None:
+        start = start or Position()
+        self.faults = Faults(source=spec.name)
+        self.num_records = start.records
+        """Records of the set so far, whatever became of them."""
+        self.num_rows = start.rows
+        """Usable rows so far."""
+        self.num_filtered = 0
+        """Rows so far that `where` did not let pass."""
+        self.ended = False
+        """Whether the set was read to its end, or to its limit."""
+        self._reading = Reading.of(spec)
+        self._search_path = search_path
+
+    @property
+    def position(self) -> Position:
+        """Where another reader goes on, between two rows."""
+        return Position(records=self.num_records, rows=self.num_rows)
+
+    def __iter__(self) -> Generator[Row]:
+        spec = self._reading.spec
+        inferred: dict[str, str] = {}  # column name -> first place
+        with closing(open_records(spec, self._search_path, self.faults)) as records:
+            for _ in itertools.islice(records, self.num_records):
+                pass
+            while spec.limit is None or self.num_rows + self.faults.count < spec.limit:
+                item = next(records, None)
+                if item is None:
+                    break
+                place, columns = item
+                self.num_records += 1
+                try:
+                    if not self._passes(columns):
+                        self.num_filtered += 1
+                        continue
+                    row = _row(self._reading, self.num_rows, place, columns)
+                    _note_inferred(spec, columns, place, inferred)
+                except (_Unusable, RowProblem) as problem:
+                    self.faults.add(place, *problem.args)
+                else:
+                    self.num_rows += 1
+                    yield row
+        self.ended = True
+
+    def _passes(self, columns: Mapping[str, Any]) -> bool:
+        return self._reading.where is None or self._reading.where.keeps(columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """All rows of a set, or its first ones."""
+
+    rows: list[Row]
+    filtered: int
+    """Rows that `where` did not let pass."""
+    complete: bool
+    """Read to the end of the set, or to its `limit`."""
+
+
+def read_table(spec: DataSpec, search_path: Sequence[Path] = (), first: int | None = None) -> Table:
+    """All rows of a set, or those among its `first` ones; `spec.limit` is kept to in both cases.
 
     `search_path`: directories for a relative `path` and for the module of `python`; empty means the working directory and what is installed.
     UsageError with place and count if a row cannot be used, if two rows have the same id, or if there is no row at all.
     """
-    limits = [limit for limit in (spec.limit, first) if limit is not None]
-    faults = Faults(source=spec.name)
-    pattern = _pattern(spec)
+    if first is not None and spec.limit is None and spec.where is None:
+        spec = replace(spec, limit=first)
+        table = read_table(spec, search_path)
+        return replace(table, complete=len(table.rows) < first)
+    reader = RowReader(spec, search_path)
     rows: list[Row] = []
-    inferred: dict[str, str] = {}  # column name -> first place
-    with closing(_records(spec, search_path, faults)) as records:
-        while not limits or len(rows) + faults.count < min(limits):
-            item = next(records, None)
-            if item is None:
+    with closing(iter(reader)) as found:
+        for row in found:
+            rows.append(row)
+            if first is not None and reader.num_records >= first:
                 break
-            place, columns = item
-            try:
-                row = _row(spec, pattern, len(rows), place, columns)
-                _note_inferred(spec, columns, place, inferred)
-            except _Unusable as problem:
-                faults.add(place, *problem.args)
-            else:
-                rows.append(row)
-    faults.raise_if_any(len(rows))
+    reader.faults.raise_if_any(len(rows) + reader.num_filtered)
     if not rows:
-        raise UsageError(f"data set `{spec.name}`: {spec.path or spec.python} has no rows")
+        why = f": `where: {spec.where}` lets none of {reader.num_filtered} rows pass" if reader.num_filtered else ""
+        raise UsageError(f"data set `{spec.name}`: {spec.path or spec.python} has no rows{why}")
     _check_ids(spec, rows)
-    return rows
+    return Table(rows=rows, filtered=reader.num_filtered, complete=reader.ended or (spec.limit is not None and len(rows) >= spec.limit))
+
+
+def read_rows(spec: DataSpec, search_path: Sequence[Path] = (), first: int | None = None) -> list[Row]:
+    """The rows of `read_table`."""
+    return read_table(spec, search_path, first).rows
 
 
 def fingerprint(rows: Sequence[Row]) -> str:
@@ -94,15 +189,8 @@ def fingerprint(rows: Sequence[Row]) -> str:
     return digest.hexdigest()
 
 
-def _records(spec: DataSpec, search_path: Sequence[Path], faults: Faults) -> Iterator[Record]:
-    if spec.path is not None:
-        yield from file_records(locate(spec.path, search_path), faults)
-    else:
-        assert spec.python is not None
-        yield from python_records(spec.python, spec.options, search_path, faults)
-
-
-def _row(spec: DataSpec, pattern: re.Pattern[str] | None, index: int, place: str, columns: Mapping[str, Any]) -> Row:
+def _row(reading: Reading, index: int, place: str, columns: Mapping[str, Any]) -> Row:
+    spec = reading.spec
     names = spec.columns
     label = _optional_text(columns, names.label, "label")
     row_id = _optional_text(columns, names.id, "id") or f"{spec.name}:{index}"
@@ -112,15 +200,17 @@ def _row(spec: DataSpec, pattern: re.Pattern[str] | None, index: int, place: str
         place=place,
         id=row_id,
         label=label or spec.label or DEFAULT_LABEL,
-        prompt=_prompt(spec, columns),
-        reference=_reference(spec, pattern, columns),
+        prompt=_prompt(reading, columns),
+        reference=_reference(spec, reading.pattern, columns),
         columns=columns,
     )
 
 
-def _prompt(spec: DataSpec, columns: Mapping[str, Any]) -> str | tuple[Message, ...]:
+def _prompt(reading: Reading, columns: Mapping[str, Any]) -> str | tuple[Message, ...]:
+    spec = reading.spec
+    name = spec.columns.prompt or "prompt"
     try:
-        prompt = read_prompt(_required(columns, spec.columns.prompt or "prompt", "prompt"))
+        prompt = read_prompt(_required(columns, name, "prompt") if reading.template is None else _filled(reading.template, name, columns))
     except BadPrompt as problem:
         raise _Unusable(*problem.args) from problem
     if isinstance(prompt, str) and spec.as_chat:
@@ -131,6 +221,19 @@ def _prompt(spec: DataSpec, columns: Mapping[str, Any]) -> str | tuple[Message, 
         hint = "`as_chat: true` makes it a user message; or write the prompt as a list of messages"
         raise _Unusable("the set has a `system` prompt, but this prompt is plain text without turns", hint)
     return prompt
+
+
+def _filled(template: Template, prompt: str, columns: Mapping[str, Any]) -> str:
+    """The template's text for a row."""
+    text = ""
+    for literal, slot in template.parts:
+        text += literal
+        if slot is not None:
+            value = _required(columns, slot or prompt, "prompt")
+            if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+                raise _Unusable(f"column `{slot or prompt}` holds {kind_of(value)}, and a slot of `template` takes text or a number")
+            text += str(value)
+    return text
 
 
 def _reference(spec: DataSpec, pattern: re.Pattern[str] | None, columns: Mapping[str, Any]) -> Any:

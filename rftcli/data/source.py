@@ -2,7 +2,7 @@
 
 Draw d belongs to one set, by the weights; within its set, draws go through one keyed permutation of the rows after the other. So any rank can
 compute any draw, nothing is dropped at the end of a pass, and a resumed run goes on with the rows it has not seen.
-What is left out: reading (`rows`), rendering (`prompts`), and how many completions a draw gets.
+A streamed set (`stream`) is shuffled within blocks. What is left out: reading (`rows`), rendering (`prompts`), and how many completions a draw gets.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rftcli.algo.keyed import key64, keyed_permutation
 from rftcli.data.prompts import TOO_LONG_HINT, PromptBuilder, too_long
 from rftcli.data.rows import Row, fingerprint
 from rftcli.data.spec import DataSpec, OverlongPrompt
+from rftcli.data.stream import BLOCK_ROWS, OpenReader, StreamedRows
 from rftcli.errors import ResumeError, UsageError
 from rftcli.types import Prompt
 
@@ -39,7 +40,7 @@ class SetCounts:
 
 
 class Interleave:
-    """Deals draws out to sets by weight: in every stretch, each set has its share up to a rounding of a draw or two, and exactly after a period.
+    """Deals draws out to sets by weight: each set has its share up to the rounding of a few draws, and exactly after a period.
 
     The first set is split from the rest by the rounded line d * share, the second from the rest of the rest, and so on. Exact arithmetic: a
     weight is the decimal number it was written as. `phases` (one per set, in [0, 1)) shift the lines; all 0 gives the first set the first draw.
@@ -60,6 +61,38 @@ class Interleave:
         raise AssertionError("the last set takes what is left")
 
 
+class ListedRows:
+    """The rows of a set in memory, by turn: one keyed permutation after the other, without end."""
+
+    def __init__(self, name: str, rows: Sequence[Row], *, seed: int, shuffle: bool) -> None:
+        self.num_rows = len(rows)
+        self._name = name
+        self._rows = rows
+        self._seed = seed
+        self._shuffle = shuffle
+        self._orders: dict[int, Sequence[int]] = {}
+        self._fingerprint: str | None = None
+
+    def row(self, turn: int) -> Row:
+        number, offset = divmod(turn, self.num_rows)
+        return self._rows[self._order(number)[offset]]
+
+    def identity(self) -> dict[str, Any]:
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self._rows)
+        return {"rows": self.num_rows, "fingerprint": self._fingerprint}
+
+    def _order(self, number: int) -> Sequence[int]:
+        """The order of the rows in pass `number`."""
+        if not self._shuffle:
+            return range(self.num_rows)
+        if number not in self._orders:
+            for old in [other for other in self._orders if other != number - 1]:
+                del self._orders[old]  # a batch lies in two passes at most, usually
+            self._orders[number] = keyed_permutation(self._seed, "rows", self._name, number, n=self.num_rows)
+        return self._orders[number]
+
+
 class PromptSource:
     """The prompts of a run or of an evaluation set (protocols.Source, protocols.Stateful).
 
@@ -68,7 +101,15 @@ class PromptSource:
     UsageError if a prompt is too long under `refuse`, if a set has nothing left, or if two sets have one name.
     """
 
-    def __init__(self, datasets: Sequence[tuple[DataSpec, Sequence[Row]]], builder: PromptBuilder, *, seed: int, shuffle: bool) -> None:
+    def __init__(
+        self,
+        datasets: Sequence[tuple[DataSpec, Sequence[Row] | OpenReader]],
+        builder: PromptBuilder,
+        *,
+        seed: int,
+        shuffle: bool,
+        block_rows: int = BLOCK_ROWS,
+    ) -> None:
         names = [spec.name for spec, _ in datasets]
         if not names or len(set(names)) < len(names):
             raise UsageError("data sets need names of their own" if names else "there is no data set", hint="set `name` of each")
@@ -78,16 +119,20 @@ class PromptSource:
         self._builder = builder
         self._seed = seed
         self._shuffle = shuffle
-        self._rows = [self._fitting(spec, rows) for spec, rows in datasets]
+        self._sets: list[ListedRows | StreamedRows] = [
+            StreamedRows(spec.name, rows, self._fitting_only, seed=seed, shuffle=shuffle, block_rows=block_rows)
+            if callable(rows)
+            else ListedRows(spec.name, self._fitting(spec, rows), seed=seed, shuffle=shuffle)
+            for spec, rows in datasets
+        ]
         phases = [Fraction(key64(seed, "mixture", name) if shuffle else 0, 2**64) for name in names]
         self._interleave = Interleave([spec.weight for spec in self._specs], phases)
-        self._orders: dict[tuple[int, int], Sequence[int]] = {}
-        self._fingerprints: dict[str, str] = {}
 
     @property
-    def num_rows(self) -> int:
-        """Rows that can be drawn, all sets together."""
-        return sum(len(rows) for rows in self._rows)
+    def num_rows(self) -> int | None:
+        """Rows that can be drawn, all sets together; None while the end of a streamed set has not been reached."""
+        counts = [rows.num_rows for rows in self._sets]
+        return None if None in counts else sum(count for count in counts if count is not None)
 
     def draw(self, first: int, count: int) -> list[Prompt]:
         """The prompts of draws first..first+count-1."""
@@ -99,17 +144,19 @@ class PromptSource:
     def row(self, draw: int) -> Row:
         """The row of a draw."""
         index, turn = self._interleave.locate(draw)
-        rows = self._rows[index]
-        number, offset = divmod(turn, len(rows))
-        return rows[self._order(index, number)[offset]]
+        return self._sets[index].row(turn)
 
-    def passes(self, draws: int) -> float:
-        """How many times `draws` draws go through the data: draws / rows of all sets. With weights, small sets have been seen more often."""
-        return draws / self.num_rows
+    def passes(self, draws: int) -> float | None:
+        """How many times `draws` draws go through the data: draws / rows of all sets. With weights, small sets have been seen more often.
+
+        None where the rows are not known.
+        """
+        return None if self.num_rows is None else draws / self.num_rows
 
     def state_dict(self) -> dict[str, Any]:
         """Position and identity of the data; JSON-able."""
-        return {"next_draw": self.next_draw, **self._identity()}
+        streams = {spec.name: rows.state_dict() for spec, rows in zip(self._specs, self._sets, strict=True) if isinstance(rows, StreamedRows)}
+        return {"next_draw": self.next_draw, **({"streams": streams} if streams else {}), **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at the saved position. ResumeError, naming the set, if the position was counted in other data or another order."""
@@ -119,56 +166,56 @@ class PromptSource:
             if name not in saved or name not in here:
                 what = "is new" if name not in saved else "is gone"
                 raise ResumeError(f"data set `{name}` {what}: the position of the run was counted without this change", hint=_RESUME_HINT)
-            for key, old in saved[name].items():
-                new = here[name][key]
+            for key in {**saved[name], **here[name]}:
+                old, new = saved[name].get(key), here[name].get(key)
                 if old != new:
                     raise ResumeError(f"data set `{name}` has changed: its {key} was {old} and is {new}", hint=_RESUME_HINT)
         for key, old in state.items():
-            if key not in ("next_draw", "sets") and old != mine[key]:
+            if key not in ("next_draw", "streams", "sets") and old != mine[key]:
                 raise ResumeError(f"the order of the data has changed: {key} was {old} and is {mine[key]}", hint=_RESUME_HINT)
         if list(saved) != list(here):
             raise ResumeError(f"the order of the data sets has changed: {', '.join(saved)} was first to last", hint=_RESUME_HINT)
         self.next_draw = int(state["next_draw"])
+        for spec, rows in zip(self._specs, self._sets, strict=True):
+            if isinstance(rows, StreamedRows):
+                rows.load_state_dict(state["streams"][spec.name])
+
+    def close(self) -> None:
+        """Close files that are open for streamed sets."""
+        for rows in self._sets:
+            if isinstance(rows, StreamedRows):
+                rows.close()
 
     def _identity(self) -> dict[str, Any]:
-        sets = [
-            {"name": spec.name, "weight": spec.weight, "rows": len(rows), "fingerprint": self._fingerprint(spec.name, rows)}
-            for spec, rows in zip(self._specs, self._rows, strict=True)
-        ]
+        sets = [{"name": spec.name, "weight": spec.weight, **rows.identity()} for spec, rows in zip(self._specs, self._sets, strict=True)]
         return {"seed": self._seed, "shuffle": self._shuffle, "sets": sets}
 
-    def _fingerprint(self, name: str, rows: Sequence[Row]) -> str:
-        if name not in self._fingerprints:
-            self._fingerprints[name] = fingerprint(rows)
-        return self._fingerprints[name]
-
-    def _order(self, index: int, number: int) -> Sequence[int]:
-        """The order of a set's rows in its pass `number`."""
-        if not self._shuffle:
-            return range(len(self._rows[index]))
-        if (index, number) not in self._orders:
-            for old in [key for key in self._orders if key[0] == index and key[1] != number - 1]:
-                del self._orders[old]  # a batch lies in two passes at most, usually
-            self._orders[index, number] = keyed_permutation(self._seed, "rows", self._specs[index].name, number, n=len(self._rows[index]))
-        return self._orders[index, number]
+    def _fitting_only(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows of a stretch of a stream that can be drawn."""
+        return self._fit(rows)[0] if rows else []
 
     def _fitting(self, spec: DataSpec, rows: Sequence[Row]) -> list[Row]:
         """The rows that can be drawn, and their counts."""
+        if not rows:
+            raise UsageError(f"data set `{spec.name}`: nothing is left to draw: it has no rows")
+        kept, num_overlong = self._fit(rows)
+        if not kept:
+            why = f"all {len(rows)} prompts need more than {self._builder.max_prompt_tokens} tokens"
+            raise UsageError(f"data set `{spec.name}`: nothing is left to draw: {why}", hint="raise `rollout.max_prompt_tokens`")
+        self.counts[spec.name] = SetCounts(rows=len(rows), overlong=num_overlong, kept=len(kept))
+        return kept
+
+    def _fit(self, rows: Sequence[Row]) -> tuple[list[Row], int]:
+        """(the rows that can be drawn, how many are too long). UsageError for those where the policy is to refuse."""
         allowed, policy = self._builder.max_prompt_tokens, self._builder.overlong
-        lengths = [self._builder.num_tokens(row) for row in rows]
+        lengths = self._builder.lengths(rows)
         overlong = [(row, length) for row, length in zip(rows, lengths, strict=True) if length > allowed]
         if overlong and policy is OverlongPrompt.REFUSE:
             row, length = overlong[0]
             more = f" ({len(overlong)} of {len(rows)} rows are too long, the longest needs {max(lengths)} tokens)"
             raise UsageError(too_long(row, length, allowed) + more, hint=TOO_LONG_HINT)
         if policy is OverlongPrompt.DROP:
-            kept = [row for row, length in zip(rows, lengths, strict=True) if length <= allowed]
-        else:
-            kept = list(rows)
-            for row, _ in overlong:
-                self._builder.build(row, 0)  # a prompt that cannot be cut is found now, not when it is drawn
-        if not kept:
-            why = f"all {len(rows)} prompts need more than {allowed} tokens" if rows else "it has no rows"
-            raise UsageError(f"data set `{spec.name}`: nothing is left to draw: {why}", hint="raise `rollout.max_prompt_tokens`" if rows else None)
-        self.counts[spec.name] = SetCounts(rows=len(rows), overlong=len(overlong), kept=len(kept))
-        return kept
+            return [row for row, length in zip(rows, lengths, strict=True) if length <= allowed], len(overlong)
+        for row, _ in overlong:
+            self._builder.build(row, 0)  # a prompt that cannot be cut is found now, not when it is drawn
+        return list(rows), len(overlong)

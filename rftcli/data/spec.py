@@ -48,7 +48,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
-    """One data set: a file or a python function, and how its rows become prompts.
+    """One data set: a file, a folder, a set of the hub or a python function, and how its rows become prompts.
 
     >>> DataSpec(name="gsm8k", path="data/train.jsonl", columns=Columns(prompt="question"), label="math").weight
     1.0
@@ -56,14 +56,23 @@ class DataSpec:
 
     name: str
     path: str | None = None
-    """A file; what can be read is in `files.FORMATS`. `${NAME}` is taken from the environment when the file is opened."""
+    """A file (`files.FORMATS`), a folder, or a data set of the hub; `origin` says which."""
     python: str | None = None
     """Instead of a path: `package.module:function`, called with `options`, yields one mapping a row. Has to yield the same rows every time."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the function, or of the library that reads a folder or the hub (`hub.OPTIONS`)."""
+    split: str | None = None
+    """Of a folder or a data set of the hub that has several."""
+    where: str | None = None
+    """Only rows for which this expression is true (`where`)."""
+    template: str | None = None
+    """Text of the prompt with slots for columns (`template`); None: the prompt column as it is."""
+    streaming: bool = False
+    """Rows are read while the run goes on, and shuffled within blocks (`stream`); never all of them in memory."""
     weight: float = 1.0
     """Share of the draws, relative to the other sets."""
     limit: int | None = None
-    """Only the first so many rows."""
+    """Only the first so many rows, of those that `where` lets pass."""
     label: str | None = None
     system: str | None = None
     """System turn for the message lists that have none; goes before the policy's own."""
@@ -78,8 +87,8 @@ class DataSpec:
     def __post_init__(self) -> None:
         if (self.path is None) == (self.python is None):
             raise UsageError(f"data set `{self.name}` needs exactly one of `path` and `python`")
-        if self.options and self.python is None:
-            raise UsageError(f"data set `{self.name}` has `options`, which only a `python` source takes")
+        if self.split is not None and self.python is not None:
+            raise UsageError(f"data set `{self.name}` has a `split`, which a `python` source does not take")
         if not (math.isfinite(self.weight) and self.weight > 0):
             raise UsageError(f"data set `{self.name}`: `weight` must be above 0, got {self.weight}", hint="leave the set out instead")
         if (self.limit is not None and self.limit < 1) or self.samples_per_prompt < 1:

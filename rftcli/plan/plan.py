@@ -52,7 +52,11 @@ class ModelPlan:
 class DataPlan:
     train: tuple[DataSpec, ...]
     eval: tuple[DataSpec, ...]
+    seed: int
+    """Key of the order of the rows."""
     shuffle: bool
+    check_reference: str
+    """off, warn or refuse"""
     overlong_prompt: str
     max_prompt_tokens: int
     chat: ChatSpec

@@ -15,14 +15,17 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rftcli.codec import from_data, to_data
-from rftcli.data.files import locate
-from rftcli.data.rows import Row, fingerprint, read_rows
+from rftcli.data.origin import Origin, origin_of
+from rftcli.data.rows import Row, Table, fingerprint, read_table
 from rftcli.data.spec import DEFAULT_LABEL, DataSpec
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 """To be raised when a reader or a record here changes its meaning; older entries are then never looked at."""
+_ENDS_BYTES = 65536
+"""How much of either end of a file goes into its state: a copy that keeps size and time stamp but not the content is noticed there."""
 _SETTLED_SECONDS = 2.0
 """A file changed less than this ago is not cached: it may be written again within the resolution of its time stamp."""
 
@@ -53,7 +56,9 @@ class SetFacts:
     complete: bool
     rows: int
     bytes: int | None
-    """Size of the file; None for a python source."""
+    """Size of the file or files; None for a python source and for the hub."""
+    filtered: int
+    """Rows that `where` did not let pass; they are not among `rows`."""
     fingerprint: str
     columns: tuple[str, ...]
     """Column names of the first row."""
@@ -123,37 +128,58 @@ def user_cache_dir() -> Path:
 
 
 def _scan_set(spec: DataSpec, search_path: Sequence[Path], first: int | None, cache_dir: Path) -> SetFacts:
-    if spec.path is None:
-        rows = read_rows(spec, search_path, first)
-        return _facts(spec, rows, str(spec.python), None, first)
-    path = locate(spec.path, search_path).resolve()
-    before = path.stat()
-    key = json.dumps([CACHE_FORMAT, str(path), before.st_size, before.st_mtime_ns, first, to_data(spec)], sort_keys=True)
+    origin = origin_of(spec, search_path)
+    before = file_state(origin)
+    if before is None:  # a function, or a set of the hub: nothing says here whether it has changed
+        return _facts(spec, read_table(spec, search_path, first), origin, None)
+    key = json.dumps([CACHE_FORMAT, str(origin.path), before, first, to_data(spec)], sort_keys=True)
     entry = cache_dir / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
     known = _load(entry)
     if known is not None:
         return known
-    facts = _facts(spec, read_rows(spec, search_path, first), str(path), before.st_size, first)
-    after = path.stat()
-    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-    if same and time.time() - after.st_mtime > _SETTLED_SECONDS:
+    facts = _facts(spec, read_table(spec, search_path, first), origin, sum(state.size for state in before))
+    after = file_state(origin)
+    if before == after and time.time() - max(state.mtime_ns for state in before) / 1e9 > _SETTLED_SECONDS:
         _store(entry, facts)
     return facts
 
 
-def _facts(spec: DataSpec, rows: Sequence[Row], origin: str, size: int | None, first: int | None) -> SetFacts:
+class FileState(NamedTuple):
+    """What tells that a file is the one that was read: name, size, time stamp, and the bytes at its ends."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    ends: str
+
+
+def file_state(origin: Origin) -> list[FileState] | None:
+    """Of every file of a set; None where the files are not known."""
+    found = []
+    for path in origin.files:
+        stat = path.stat()
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            digest.update(file.read(_ENDS_BYTES))
+            file.seek(max(0, stat.st_size - _ENDS_BYTES))
+            digest.update(file.read(_ENDS_BYTES))
+        found.append(FileState(str(path.resolve()), stat.st_size, stat.st_mtime_ns, digest.hexdigest()))
+    return found or None
+
+
+def _facts(spec: DataSpec, table: Table, origin: Origin, size: int | None) -> SetFacts:
     by_label: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in table.rows:
         by_label.setdefault(row.label, []).append(row)
-    asked = first is None or (spec.limit is not None and spec.limit <= first)
     return SetFacts(
         name=spec.name,
-        origin=origin,
-        complete=asked or len(rows) < first,
-        rows=len(rows),
+        origin=str(origin.path.resolve()) if origin.kind == "file" and origin.path is not None else origin.shown,
+        complete=table.complete,
+        rows=len(table.rows),
         bytes=size,
-        fingerprint=fingerprint(rows),
-        columns=tuple(rows[0].columns),
+        filtered=table.filtered,
+        fingerprint=fingerprint(table.rows),
+        columns=tuple(table.rows[0].columns),
         labels={label: _label_facts(members) for label, members in by_label.items()},
     )
 

@@ -16,7 +16,7 @@ from rftcli.recipe.paths import KeyPath
 from rftcli.recipe.sections import DataSource, Recipe
 
 
-def _sources(recipe: Recipe) -> Iterator[tuple[KeyPath, DataSource]]:
+def sources(recipe: Recipe) -> Iterator[tuple[KeyPath, DataSource]]:
     for index, source in enumerate(recipe.data.train):
         yield ("data", "train", index), source
     for name, other in recipe.data.eval.items():
@@ -96,31 +96,28 @@ def data_empty(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 
 
 def data_source(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    for here, source in _sources(recipe):
+    for here, source in sources(recipe):
         if source.path is None and source.python is None:
             yield Finding(path=here, message="needs `path` or `python`", reads=((*here, "path"), (*here, "python")), at_key=True)
         if source.path is not None and source.python is not None:
             yield Finding(path=(*here, "python"), message="`path` and `python` exclude each other", reason="write them as two sets")
-        if source.options and source.python is None:
-            yield Finding(
-                path=(*here, "options"),
-                message="only a `python` source takes options",
-                reason="they would have no effect",
-                reads=((*here, "python"),),
-                at_key=True,
-            )
 
 
 def source_names(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    seen: set[str] = set()
+    names = [source.name or f"train{index or ''}" for index, source in enumerate(recipe.data.train)]
     for index, source in enumerate(recipe.data.train):
-        if source.name is not None and source.name in seen:
+        others = [other for other, name in enumerate(names) if name == names[index] and other != index]
+        if source.name is None or not others:
+            continue
+        if others[0] < index:
             yield Finding(path=("data", "train", index, "name"), message=f"a second set named `{source.name}`", reason="row ids would clash")
-        seen.add(source.name or f"train{index or ''}")
+        elif (other := next((other for other in others if recipe.data.train[other].name is None), None)) is not None:
+            message = f"`{source.name}` is what set {other + 1} is called, which has no name of its own"
+            yield Finding(path=("data", "train", index, "name"), message=message, reason="row ids would clash")
 
 
 def reference_pattern(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    for here, source in _sources(recipe):
+    for here, source in sources(recipe):
         if source.extract_reference is None:
             continue
         path = (*here, "extract_reference")
@@ -136,7 +133,7 @@ def reference_pattern(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]
 
 
 def label_without_reward(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    for here, source in _sources(recipe):
+    for here, source in sources(recipe):
         own = here[1] == "eval" and recipe.eval.rewards is not None
         rewards, where = (recipe.eval.rewards or {}, "eval.rewards") if own else (recipe.rewards, "rewards")
         if source.columns.label is not None or not rewards:

@@ -16,6 +16,20 @@ from rftcli.recipe.sections import PathText
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\})?")
 
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+DATA_FILES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".gz")
+"""Suffixes that make `folder/name` a file, here or missing, and never a data set of the hub."""
+
+
+def looks_like_hub_id(path: str) -> bool:
+    """Whether a data path is `org/name`, as `data.origin` reads it.
+
+    >>> looks_like_hub_id("openai/gsm8k"), looks_like_hub_id("data/train.jsonl")
+    (True, False)
+    """
+    return _HUB_ID.fullmatch(path) is not None and not path.lower().endswith(DATA_FILES)
+
+
 class ExpansionError(Exception):
     """A reference cannot be replaced. `hint` is for the person."""
 
@@ -71,6 +85,8 @@ def resolve(text: str, marker: PathText, base: str, env: Mapping[str, str]) -> s
     inside = os.path.normpath(Path(base) / text)
     explicit = text.startswith(("./", "../", "/")) or text in (".", "..")
     if marker.kind == "model" and not explicit and not _exists(Path(inside)):
+        return text
+    if marker.kind == "data" and looks_like_hub_id(text) and not _exists(Path(inside)):
         return text
     return inside
 

@@ -25,7 +25,6 @@ def keys_under(pieces: tuple[str, ...]) -> list[str]:
 
 
 _SOURCE = {
-    "split": "name the file of the split in `path`",
     "columns.images": "only text is trained",
     "columns.videos": "only text is trained",
 }
@@ -45,7 +44,6 @@ KEYS: dict[str, str] = {
     "models.scorers": "use a `python` part that calls the model or service",
     **{f"data.train[].{key}": reason for key, reason in _SOURCE.items()},
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
-    "data.check_reference": "the rewards of the first step stand in the run's `samples/`: look there",
     "data.images": "only text is trained",
     "data.videos": "only text is trained",
     "rollout.by_label": "all labels are sampled alike",

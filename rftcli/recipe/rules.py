@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import data_rules, eval_rules, rollout_rules, update_rules
+from rftcli.recipe import data_form_rules, data_rules, eval_rules, rollout_rules, update_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -172,13 +172,19 @@ RULES: dict[str, Rule] = {
         about=(
             "data.train[].path",
             "data.train[].python",
-            "data.train[].options",
             "data.eval.NAME.path",
             "data.eval.NAME.python",
-            "data.eval.NAME.options",
         ),
-        text="A data set has exactly one of `path` and `python`, and options only with `python`.",
+        text="A data set has exactly one of `path` and `python`.",
         check=data_rules.data_source,
+    ),
+    "data-meaningless": Rule(
+        about=("data.train[].split", "data.train[].options", "data.eval.NAME.split", "data.eval.NAME.options"),
+        text="`split` and `options` stand where they mean something: not for a file.",
+        check=data_form_rules.meaningless_keys,
+    ),
+    "data-streaming": Rule(
+        about=("data.train[].streaming", "train.steps"), text="A streamed set needs `train.steps`.", check=data_form_rules.streaming
     ),
     "data-names": Rule(about=("data.train[].name",), text="Training sets have different names.", check=data_rules.source_names),
     "reference-pattern": Rule(

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from rftcli.data.prompts import PromptBuilder
-from rftcli.data.rows import read_rows
+from rftcli.data.rows import RowReader, read_rows
 from rftcli.data.source import PromptSource
 from rftcli.engines.shaping import rules_of
 from rftcli.engines.table import sampler_class
@@ -24,7 +25,7 @@ from rftcli.models.load import eos_ids, load_causal_lm, load_tokenizer, num_para
 from rftcli.models.policy import CausalPolicy
 from rftcli.models.probe import Agreement, agreement
 from rftcli.observe.lessons import LessonState, lessons
-from rftcli.plan.plan import ModelPlan, Plan
+from rftcli.plan.plan import ModelPlan, Plan, plan_from_json
 from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.table import RewardTable
@@ -55,6 +56,8 @@ class Job:
     """Everything the loop touches on one rank."""
 
     plan: Plan
+    written: Plan
+    """The same as it goes to disk: with `${VAR}` in its texts."""
     run: RunDir
     attempt: AttemptDir
     world: World
@@ -104,6 +107,7 @@ class Job:
     def close(self) -> None:
         """End worker processes and the engine."""
         self.scorer.close()
+        self.source.close()
         self.sampler.close()
 
     def stop_reason(self) -> str | None:
@@ -146,10 +150,17 @@ def search_paths(plan: Plan, checkpoint: Path | None = None) -> list[Path]:
     return paths
 
 
+def make_source(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> PromptSource:
+    """The training prompts; streamed sets are opened when their first row is drawn."""
+    sets = [(spec, partial(RowReader, spec, paths) if spec.streaming else read_rows(spec, paths)) for spec in plan.data.train]
+    return PromptSource(sets, builder, seed=plan.data.seed, shuffle=plan.data.shuffle)
+
+
 def make_eval_sets(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> list[EvalSet]:
     sets = []
     for spec in plan.data.eval:
         source = PromptSource([(spec, read_rows(spec, paths))], builder, seed=plan.seed, shuffle=False)
+        assert source.num_rows is not None, "evaluation sets are read whole"
         sets.append(EvalSet(name=spec.name, prompts=source.draw(0, source.num_rows), samples_per_prompt=spec.samples_per_prompt))
     return sets
 
@@ -194,7 +205,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
-    source = PromptSource([(spec, read_rows(spec, paths)) for spec in plan.data.train], builder, seed=plan.seed, shuffle=plan.data.shuffle)
+    source = make_source(plan, builder, paths)
     eval_sets = make_eval_sets(plan, builder, paths)
     for name, counts in source.counts.items():
         if counts.overlong:
@@ -225,7 +236,8 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
         "logprob_probe": max(probe.padded, probe.packed),
     }  # fmt: skip
     return Job(
-        plan=plan, run=run, attempt=attempt, world=world, device=device, emit=emit, watch=watch,
+        plan=plan, written=plan_from_json(attempt.plan.read_text(encoding="utf-8")), run=run, attempt=attempt, world=world, device=device,
+        emit=emit, watch=watch,
         roles=Roles(policy=learner, reference=reference), sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
         tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, first_step=first_step,

@@ -22,6 +22,7 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     """`checkpoint`: a checkpoint folder; None evaluates the model that the plan would train. Collective."""
     folder = None if checkpoint is None else Path(checkpoint)
     path = plan.policy.path if folder is None else str(folder / "policy")
+    shown = plan.policy.given if folder is None else path
     device = device_of(plan, int(os.environ.get("LOCAL_RANK", "0")))
     paths = search_paths(plan, folder)
     tokenizer = load_tokenizer(path, trust_remote_code=plan.policy.trust_remote_code)
@@ -32,7 +33,7 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     sampler = make_sampler(
         plan, model, tokenizer, eos_ids(model.config, model.generation_config, tokenizer), pad_id(tokenizer), device, owns_weights=False
     )
-    info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": path, "parameters": num_parameters(model)}
+    info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": shown, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))
     start = time.perf_counter()
     result = evaluate(sets, sampler, scorer, plan, world, step=emit.step, tick=emit.progress)
@@ -40,7 +41,7 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     merge_parts(world, run.evals / f"{step_name(emit.step)}.samples.jsonl", result.lines)
     scorer.close()
     if world.rank == 0:
-        write_json(run.evals / f"{step_name(emit.step)}.json", {"step": emit.step, "model": path, "sets": result.sets})
+        write_json(run.evals / f"{step_name(emit.step)}.json", {"step": emit.step, "model": shown, "sets": result.sets})
     emit.emit(EvalDone(time=time.time(), attempt=attempt.number, step=emit.step, sets=result.sets, seconds=seconds))
     emit.state("done", step=emit.step)
     emit.emit(RunEnded(time=time.time(), attempt=attempt.number, step=emit.step, status="done"))

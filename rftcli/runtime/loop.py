@@ -101,7 +101,7 @@ def save(job: Job, step: int) -> None:
         path = checkpoint.save(
             job.run,
             step,
-            plan=job.plan,
+            plan=job.written,
             learner=job.roles.policy,
             registry=job.registry,
             export=job.export,

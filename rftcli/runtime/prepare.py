@@ -6,13 +6,11 @@ Every problem found on the way is shown at its place in the recipe, all at once.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rftcli.algo import batchmath
-from rftcli.builtin import builtin_path
 from rftcli.data.spec import DataSpec
 from rftcli.engines import grammar
 from rftcli.errors import MachineError, UsageError
@@ -29,16 +27,18 @@ from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
-from rftcli.recipe.sections import DataSource, Recipe
+from rftcli.recipe.sections import Recipe
+from rftcli.recipe.written import escaped, written_recipe
 from rftcli.rewards.answers import READERS, reads_answers
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import RULES, check_options, needs_reference, require_package
+from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
-_REFERENCE = re.compile(r"\$\{\w+\}")
-"""What `data.files.locate` expands: no defaults, and no `$${`."""
+STREAMED_ROWS_LOOKED_AT = 10_000
+"""Rows of a streamed set that are looked at before a run; the others are checked when they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,9 @@ class Scan:
     eval: data_probe.DataFacts
 
     @property
-    def train_rows(self) -> int:
-        return sum(one.rows for one in self.train.sets)
+    def train_rows(self) -> int | None:
+        """None where a streamed set was not read to its end."""
+        return sum(one.rows for one in self.train.sets) if all(one.complete for one in self.train.sets) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +179,6 @@ def _prepared_plan(given: Path, sets: Sequence[str], machine: MachineFacts, rank
     return Prepared(plan=plan, loaded=None, data=None, machine=machine, warnings=())
 
 
-def resolved_model(path: str) -> str:
-    """`builtin:` names become paths; everything else stays."""
-    return str(builtin_path(path.removeprefix("builtin:"))) if path.startswith("builtin:") else path
-
-
 def _path(loaded: LoadedRecipe) -> Path:
     assert loaded.path is not None, "recipes of commands are files"
     return loaded.path
@@ -206,43 +202,31 @@ def _reference(loaded: LoadedRecipe, problems: list[Problem]) -> ModelFacts | No
 
 
 def _compile(loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, problems: list[Problem]) -> Plan | None:
-    """The plan; None with the reasons added to `problems`."""
+    """The plan, with `${VAR}` in its texts; None with the reasons added to `problems`."""
     try:
         return compile_plan(
-            with_references(loaded),
+            written_recipe(loaded),
             facts,
             name=run_name(loaded.recipe, _path(loaded).stem),
-            search_path=str(_path(loaded).resolve().parent),
-            policy_path=facts.model.path,
-            reference_path=None if reference is None else reference.path,
+            search_path=escaped(str(_path(loaded).resolve().parent)),
+            policy_path=_written_path(loaded, ("models", "policy", "path"), facts.model),
+            reference_path=None if reference is None else _written_path(loaded, ("models", "reference", "from"), reference),
         )
     except CompileError as error:
         problems += [loaded.problem(found.path, found.message, reason=found.reason, hint=found.hint) for found in error.problems]
         return None
 
 
-def with_references(loaded: LoadedRecipe) -> Recipe:
-    """The recipe with the paths of its data sets as they were written, `${NAME}` unexpanded: whoever opens the file expands them, so what is kept on
-    disk says nothing about the environment, and moves with it."""
-    data = loaded.recipe.data
-    train = tuple(_as_written(loaded, source, ("data", "train", index)) for index, source in enumerate(data.train))
-    held_out = {name: _as_written(loaded, source, ("data", "eval", name)) for name, source in data.eval.items()}
-    return loaded.recipe.model_copy(update={"data": data.model_copy(update={"train": train, "eval": held_out})})
-
-
-def _as_written(loaded: LoadedRecipe, source: DataSource, key: KeyPath) -> DataSource:
-    written = loaded.unexpanded.get((*key, "path"))
-    if written is None or source.path is None or source.path.startswith("builtin:"):
-        return source
-    if "$${" in written.text or "${" in _REFERENCE.sub("", written.text):
-        return source
-    return source.model_copy(update={"path": written.text})
+def _written_path(loaded: LoadedRecipe, key: KeyPath, facts: ModelFacts) -> str:
+    """Where a model lies: as it was written if that holds a reference, else what it was resolved to."""
+    kept = loaded.unexpanded.get(key)
+    return escaped(facts.path) if kept is None else kept.text
 
 
 def _scan(loaded: LoadedRecipe, problems: list[Problem], *, first: int | None) -> tuple[Scan, list[str]]:
     """What is in every set, and reward entries without rows as warnings. Sets that cannot be read and labels without a reward entry are problems."""
     recipe = loaded.recipe
-    train, held_out = data_specs(with_references(loaded))
+    train, held_out = data_specs(recipe)
     scan = Scan(
         train=_scan_sets(loaded, [(spec, ("data", "train", index)) for index, spec in enumerate(train)], problems, first),
         eval=_scan_sets(loaded, [(spec, ("data", "eval", spec.name)) for spec in held_out], problems, first),
@@ -280,8 +264,9 @@ def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], 
     folder = _path(loaded).resolve().parent
     sets: list[data_probe.SetFacts] = []
     for spec, key in specs:
+        looked_at = STREAMED_ROWS_LOOKED_AT if spec.streaming and first is None else first
         try:
-            sets += data_probe.scan([spec], [folder], first=first).sets
+            sets += data_probe.scan([spec], [folder], first=looked_at).sets
         except UsageError as error:
             where = format_path((*key, "python" if spec.path is None else "path"))
             problems.append(loaded.problem(where, error.message, hint=error.hint))
@@ -319,6 +304,8 @@ def _form_problems(loaded: LoadedRecipe) -> list[Problem]:
     return [loaded.problem(f"rollout.structured.{key}", f"not a form that can be sampled: {text}", hint=f"`rft explain rollout.structured.{key}`")]
 
 
-def _few_prompts(plan: Plan, rows: int) -> tuple[str, ...]:
+def _few_prompts(plan: Plan, rows: int | None) -> tuple[str, ...]:
     need = plan.batch.prompts_per_step
+    if rows is None:
+        return ()
     return (f"the training data has {rows} rows, a step draws {need}: rows repeat within a step",) if rows < need else ()

@@ -50,8 +50,9 @@ def _work(run: RunDir, attempt: AttemptDir, rank: int) -> None:
     from rftcli.plan.plan import plan_from_json
     from rftcli.runtime import world as worlds
     from rftcli.runtime.emit import Emitter
+    from rftcli.runtime.environment import live_plan
 
-    plan = plan_from_json(attempt.plan.read_text(encoding="utf-8"))
+    plan = live_plan(plan_from_json(attempt.plan.read_text(encoding="utf-8")), os.environ)
     job: dict[str, Any] = json.loads(attempt.launch.read_text(encoding="utf-8"))["job"]
     torch.set_num_threads(plan.world.threads_per_rank)
     world = worlds.join(plan.world.backend, attempt.rendezvous)

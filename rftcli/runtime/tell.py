@@ -42,7 +42,9 @@ def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, 
     job.totals.tokens += metrics["tokens"]
     metrics["tokens_total"] = job.totals.tokens
     metrics["policy_version"] = job.roles.policy.version
-    metrics["data_passes"] = job.source.passes(job.source.next_draw)
+    passes = job.source.passes(job.source.next_draw)
+    if passes is not None:
+        metrics["data_passes"] = passes
     if job.plan.loss.kl_coefficient:
         metrics["kl_coefficient"] = job.plan.loss.kl_coefficient
     seconds = job.watch.lap()

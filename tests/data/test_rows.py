@@ -219,7 +219,7 @@ def test_spec_goes_through_json() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"path": "a", "python": "m:f"}, {"path": "a", "options": {"x": 1}}, {"path": "a", "weight": 0.0}, {"path": "a", "weight": -1.0},
+    [{}, {"path": "a", "python": "m:f"}, {"python": "m:f", "split": "x"}, {"path": "a", "weight": 0.0}, {"path": "a", "weight": -1.0},
      {"path": "a", "weight": float("nan")}, {"path": "a", "limit": 0}, {"path": "a", "samples_per_prompt": 0}],
 )  # fmt: skip
 def test_spec_refuses_what_cannot_be_meant(changes: dict) -> None:

@@ -135,8 +135,10 @@ def test_interleave_numbers_each_set_without_gaps_and_keeps_its_share(weights: l
         index, turn = interleave.locate(draw)
         assert turn == turns[index]
         turns[index] += 1
+    off, left = 0.0, float(sum(weights))  # how far a line may be from its exact place: what came from the line above, and its own rounding
     for index, weight in enumerate(weights):
-        assert abs(turns[index] - draws * weight / sum(weights)) < 2
+        assert abs(turns[index] - draws * weight / sum(weights)) <= off * weight / left + 1
+        off, left = off * (1 - weight / left) + 1, left - weight
     period = sum(weights)
     assert all(interleave.locate(period + draw)[0] == interleave.locate(draw)[0] for draw in range(min(draws, period)))
 

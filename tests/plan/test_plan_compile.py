@@ -266,7 +266,9 @@ OTHER: dict[str, str] = {
     "data.eval.NAME.label": "default", "data.eval.NAME.system": "s", "data.eval.NAME.columns.prompt": "q",
     "data.eval.NAME.columns.reference": "r", "data.eval.NAME.columns.label": "l", "data.eval.NAME.columns.id": "i",
     "data.eval.NAME.extract_reference": "'(.)'", "data.eval.NAME.as_chat": "true", "data.eval.NAME.samples_per_prompt": "2",
-    "data.shuffle": "false", "data.overlong_prompt": "drop",
+    "data.train[].split": "test", "data.train[].where": "a > 1", "data.train[].template": "'{}:'", "data.train[].streaming": "true",
+    "data.eval.NAME.split": "test", "data.eval.NAME.where": "a > 1", "data.eval.NAME.template": "'{}:'",
+    "data.seed": "5", "data.check_reference": "refuse", "data.shuffle": "false", "data.overlong_prompt": "drop",
     "rollout.engine": "fake", "rollout.samples_per_prompt": "4", "rollout.max_prompt_tokens": "99", "rollout.max_new_tokens": "99",
     "rollout.min_new_tokens": "2", "rollout.temperature": "0.9", "rollout.top_p": "0.9", "rollout.top_k": "9", "rollout.min_p": "0.1",
     "rollout.stop": "[a]", "rollout.stop_token_ids": "[1]", "rollout.ignore_eos": "true", "rollout.hf.batch_rows": "8",
@@ -306,6 +308,8 @@ OTHER: dict[str, str] = {
 """Every key of the language that has more than one value, with another value than BASE or the default has."""
 SETUP: dict[str, tuple[str, ...]] = {
     "data.train[].path": ("data.train=[{path: /a.jsonl}]",),
+    "data.train[].split": ("data.train=[{path: org/name}]",),
+    "data.eval.NAME.split": ("data.eval.test.path=org/name",),
     "data.eval.NAME.options": ("data.eval.test={path: null, python: 'a:b', options: {n: 1}}",),
     "data.eval.NAME.samples_per_prompt": ("eval.temperature=1",),
     "train.optimizer.min_lr": ("train.optimizer.schedule=linear",),

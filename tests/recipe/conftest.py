@@ -46,6 +46,9 @@ data:
       path: a.jsonl
       weight: 0.7
       limit: 100
+      where: level >= 3
+      template: '{question}:'
+      streaming: true
       as_chat: false
       label: math
       system: count
@@ -59,12 +62,18 @@ data:
       python: my_rows:rows
       options: {size: 3}
       label: math
+    - name: hub
+      path: org/name
+      split: train
+      label: math
   eval:
     held_out:
       path: b.jsonl
       label: math
       samples_per_prompt: 4
       sampling: {temperature: 0.7, top_p: 0.9, top_k: 20, min_p: 0.05, max_new_tokens: 24, min_new_tokens: 2}
+  seed: 3
+  check_reference: refuse
   shuffle: false
   overlong_prompt: drop
 rollout:

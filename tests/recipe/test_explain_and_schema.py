@@ -83,7 +83,7 @@ def test_every_key_rule_and_code_has_a_page() -> None:
         ("reward", "did you mean `rewards` or `reward_shaping` or `eval.rewards`?"),
         ("path", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path`?"),
         ("data.pat", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path` or `train.early_stop.patience`?"),
-        ("temp", "did you mean `models.policy.chat.template` or `data.eval.NAME.sampling.temperature` or `rollout.temperature` or `eval.temperature`?"),
+        ("temperatur", "did you mean `data.eval.NAME.sampling.temperature` or `rollout.temperature` or `eval.temperature`?"),
         ("passes", "did you mean `train.data_passes`?"),
         ("zzzz", "`rft explain` lists the sections, `rft explain rollout` a section's keys"),
     ],

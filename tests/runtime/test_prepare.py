@@ -16,6 +16,7 @@ from rftcli.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, RecipeError, U
 from rftcli.plan.plan import plan_from_json, plan_to_json
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.schema import resolved_yaml
+from rftcli.runtime.environment import live_plan
 from rftcli.runtime.prepare import Prepared, prepare, recipe_path, validate
 
 RECIPE = """\
@@ -358,12 +359,34 @@ def test_values_of_the_environment_stay_out_of_the_plans_data(recipe: Callable[.
     assert found.loaded is not None and "hidden-" not in resolved_yaml(found.loaded)
 
 
-def test_references_that_only_a_recipe_understands_are_expanded(recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Defaults, and a whole name of builtin data: whoever opens the file could not expand these."""
-    monkeypatch.setenv("DATA", "builtin:quickstart/train.jsonl")
-    text = RECIPE.replace("{path: rows.jsonl}", "[{path: '${NO_SUCH:-.}/rows.jsonl'}, {path: '${DATA}'}]")
-    found = plan(recipe(text))
-    assert [spec.path for spec in found.plan.data.train] == [f"{tmp_path}/rows.jsonl", "builtin:quickstart/train.jsonl"]
+def test_a_plan_lives_with_what_the_environment_says(recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defaults, a whole name of builtin data or of a model, and options: kept in the plan, replaced once, on the ranks."""
+    for name, value in {"DATA": "builtin:quickstart/train.jsonl", "MODEL": "builtin:quickstart", "COUNT": "31337", "KEY": "hidden-key"}.items():
+        monkeypatch.setenv(name, value)
+    train = "\n    - path: '${NO_SUCH:-.}/rows.jsonl'\n    - path: ${DATA}\n    - python: rows_by_count:rows\n      options:\n        n: ${COUNT}\n"
+    policy = "\n    path: ${MODEL}\n    chat: {prefill: 'a ${KEY} $${KEY}'}\n    options:\n      token: ${KEY}\n      n: ${COUNT}\n"
+    text = RECIPE.replace(" {path: rows.jsonl}", train).replace(" {path: 'builtin:quickstart'}", policy)
+    (tmp_path / "rows_by_count.py").write_text("def rows(n): return [{'prompt': 'a', 'answer': 'b', 'n': n}]\n")
+    kept = plan(recipe(text)).plan
+    written = plan_to_json(kept)
+    assert not any(value in written for value in ("hidden-key", "31337", "builtin:quickstart"))
+    live = live_plan(plan_from_json(written), os.environ)
+    assert [spec.path for spec in live.data.train] == [f"{tmp_path}/./rows.jsonl", "builtin:quickstart/train.jsonl", None]
+    assert live.data.train[2].options == {"n": 31337} and live.policy.options == {"token": "hidden-key", "n": 31337}
+    assert live.data.chat.prefill == "a hidden-key ${KEY}"
+    assert Path(live.policy.path).is_dir() and live.policy.given == "${MODEL}"
+    monkeypatch.delenv("KEY")
+    with pytest.raises(UsageError, match="environment variable `KEY` is not set"):
+        live_plan(kept, os.environ)
+
+
+def test_a_literal_dollar_brace_survives(recipe: Callable[..., Path]) -> None:
+    """Expanded once: what a recipe writes as `$${x}` is the text `${x}`, also for a path and a pattern."""
+    text = RECIPE.replace("{path: rows.jsonl}", "{path: rows.jsonl, extract_reference: '(.*|$${x})'}")
+    text = text.replace("max_new_tokens: 24}", "max_new_tokens: 24, stop: ['$${end}']}")
+    kept = plan(recipe(text)).plan
+    live = live_plan(plan_from_json(plan_to_json(kept)), {})
+    assert live.data.train[0].extract_reference == "(.*|${x})" and live.rollout.stop == ("${end}",)
 
 
 def test_validation_needs_no_model_and_no_machine(recipe: Callable[..., Path]) -> None:

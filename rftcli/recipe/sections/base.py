@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 @dataclass(frozen=True, slots=True)
 class PathText:
     """Marks text that names a file. `kind`: "file" is relative to the file that wrote it; "model" too if it exists there, else it is a hub id;
+    "data" is "file" unless it looks like `org/name` and does not exist;
     "template" is a file unless it holds a `{` of Jinja; "output" is relative to the working directory of the run."""
 
-    kind: Literal["file", "model", "template", "output"]
+    kind: Literal["file", "data", "model", "template", "output"]
     word: str | None = None
     """A word that is no path."""
 
@@ -23,6 +24,7 @@ class Section(BaseModel):
 
 
 FilePath = Annotated[str, PathText("file"), Field(min_length=1)]
+DataPath = Annotated[str, PathText("data"), Field(min_length=1)]
 ModelPath = Annotated[str, PathText("model"), Field(min_length=1)]
 OutputPath = Annotated[str, PathText("output"), Field(min_length=1)]
 TemplateText = Annotated[str, PathText("template"), Field(min_length=1)]

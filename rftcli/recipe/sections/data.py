@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rftcli.recipe.sections.base import Count, FilePath, Name, NonNegative, Options, Section, Target, Text
+from rftcli.recipe.sections.base import Count, DataPath, Name, NonNegative, Options, Section, Target, Text
 
 
 class Columns(Section):
@@ -21,12 +21,23 @@ class Columns(Section):
 class DataSource(Section):
     """Where rows come from and how they are read; shared by training and evaluation sets."""
 
-    path: FilePath | None = Field(None, description="File of rows: JSON Lines or JSON, relative to the recipe that names it.")
+    path: DataPath | None = Field(
+        None,
+        description="File of rows (JSON Lines, JSON, Parquet, CSV, TSV; text also with .gz) or folder that `datasets` reads, relative to the recipe "
+        "that names it; or a data set of the hub as `org/name`.",
+    )
+    split: Text | None = Field(None, description="Split of a folder or a hub data set that has several.")
     python: Target | None = Field(None, description="Instead of a path: `module.path:function`, called with `options`, yields one mapping a row.")
-    options: Options = Field({}, description="Arguments of the `python` function.")
-    limit: Count | None = Field(None, description="Only the first so many rows; null takes all.")
+    options: Options = Field(
+        {}, description="Arguments of the `python` function; of a folder or hub data set: name, data_dir, data_files, revision, token."
+    )
+    where: Text | None = Field(None, description="Only rows for which this is true, as in `level >= 3 and subject == 'algebra'`.")
+    limit: Count | None = Field(None, description="Only the first so many rows, of those that `where` lets pass; null takes all.")
     label: Text | None = Field(None, description="Reward entry that scores the rows of this set; null is `default`.")
     system: str | None = Field(None, description="System turn for the message lists of this set that have none.")
+    template: Text | None = Field(
+        None, description="Text of the prompt with slots: `{column}`, or `{}` for the prompt column; null takes that column as it is."
+    )
     as_chat: bool = Field(False, description="Whether a text prompt becomes one user message, so that the chat template applies to it.")
     columns: Columns = Field(default_factory=Columns, description="Which column of a row is what.")
     extract_reference: Text | None = Field(
@@ -39,6 +50,9 @@ class TrainSource(DataSource):
 
     name: Name | None = Field(None, description="Name of the set in logs and row ids; null: `train`, `train1`, ...")
     weight: float = Field(1.0, gt=0, description="Share of the draws, relative to the other training sets.")
+    streaming: bool = Field(
+        False, description="Whether rows are read while the run goes on, shuffled within blocks, never all in memory; needs `train.steps`."
+    )
 
 
 class SetSampling(Section):
@@ -66,7 +80,11 @@ class Data(Section):
 
     train: tuple[TrainSource, ...] = Field(description="The training set, or a list of sets with weights.")
     eval: dict[Name, EvalSource] = Field({}, description="Evaluation sets by name.")
+    seed: NonNegative | None = Field(None, description="Key of the order of the data alone; null takes the run's `seed`.")
     shuffle: bool = Field(True, description="Whether every pass over the data has a new order, keyed by the seed.")
     overlong_prompt: Literal["refuse", "drop", "cut_left", "cut_right"] = Field(
         "refuse", description="What happens to a prompt of more than `rollout.max_prompt_tokens`; drops and cuts are counted."
+    )
+    check_reference: Literal["off", "warn", "refuse"] = Field(
+        "warn", description="What happens if the data's own reference answers do not get full marks from their rules, found before the run."
     )
