@@ -84,6 +84,16 @@ class PromptBuilder:
         """Tokens of the whole prompt, before any cut."""
         return len(self._encode(self._text(row, self._messages(row), opening=True))[0])
 
+    def answer_text(self, row: Row, answer: str) -> str:
+        """What follows the prompt when this is the answer: the template's marks at the end of a turn included, where it writes the prompt the same
+        with and without an answer. Behind a plain prompt, the answer."""
+        messages = self._messages(row)
+        if not messages:
+            return answer
+        prompt = self._text(row, messages, opening=True)
+        whole = self._render(row, (*messages, {"role": "assistant", "content": answer}), opening=False)
+        return whole[len(prompt) :] if whole.startswith(prompt) else answer
+
     def _messages(self, row: Row) -> tuple[Message, ...]:
         if not isinstance(row.prompt, str):
             return with_system(row.prompt, self._chat.system)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from rftcli.algo import batchmath
 from rftcli.plan import deepspeed_config, memory
+from rftcli.plan.compile_ppo import trained_parameters
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.facts import Facts
+from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import (
     BatchPlan,
     LearnerPlan,
@@ -63,18 +64,22 @@ def needs_prepass(recipe: Recipe) -> str | None:
     """Why the log-probs at rollout time have to be computed apart; None: those of the only update's own forward pass are the same numbers."""
     if recipe.batch.updates_per_step * recipe.batch.epochs > 1:
         return "several updates use one rollout"
+    if recipe.algorithm.kl.coefficient and recipe.algorithm.kl.place == "reward":
+        return "the KL term in the reward reads the log-probs at rollout time"
     if recipe.models.policy.dropout > 0:
         return "dropout changes the log-probs of the update's own forward pass"
     return None
 
 
-def learner_plan(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, batch: BatchPlan | None, notes: list[str]) -> LearnerPlan | None:
+def learner_plan(
+    recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, batch: BatchPlan | None, notes: list[str], critic: ModelFacts | None = None
+) -> LearnerPlan | None:
     if batch is None:
         return None
     optimizer = recipe.train.optimizer
     stage = recipe.train.deepspeed.zero_stage
     if stage == "auto":
-        stage, why = memory.zero_stage(facts.model.parameters, policy.dtype, world, facts.machine)
+        stage, why = memory.zero_stage(trained_parameters(recipe, facts.model, critic), policy.dtype, world, facts.machine)
         notes.append(f"ZeRO stage {stage}: {why}")
     return LearnerPlan(
         kind=optimizer.kind,
@@ -94,7 +99,7 @@ def learner_plan(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPl
 
 
 def with_horizon(learner: LearnerPlan, recipe: Recipe, steps: int, batch: BatchPlan) -> LearnerPlan:
-    horizon = recipe.train.optimizer.schedule_steps or steps
+    horizon = recipe.train.optimizer.schedule_steps or max(1, steps - recipe.train.freeze_policy_steps)
     return replace(learner, schedule_updates=horizon * batch.optimizer_updates_per_step)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rftcli.algo import batchmath
 from rftcli.builtin import builtin_path
@@ -17,6 +18,7 @@ from rftcli.data.spec import DataSpec
 from rftcli.errors import MachineError, UsageError
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_data import data_specs, reward_parts
+from rftcli.plan.compile_ppo import supervised_data
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan, plan_from_json
@@ -27,12 +29,13 @@ from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
-from rftcli.recipe.sections import DataSource, Recipe
+from rftcli.recipe.sections import DataSource, Recipe, SupervisedSource
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import RULES, check_options, needs_reference, require_package
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
+Source = TypeVar("Source", DataSource, SupervisedSource)
 _REFERENCE = re.compile(r"\$\{\w+\}")
 """What `data.files.locate` expands: no defaults, and no `$${`."""
 
@@ -103,11 +106,12 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
     try:
         policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems)
         reference = _reference(loaded, problems)
+        critic = _critic(loaded, problems)
     except MachineError:
         loaded.raise_problems(problems)  # what is wrong here and now comes before a hub that does not answer
         raise
     facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=scan.train_rows)
-    plan = _compile(loaded, facts, reference, problems)
+    plan = _compile(loaded, facts, reference, critic, problems)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
     return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=(*warnings, *_few_prompts(plan, scan.train_rows)))
@@ -196,7 +200,15 @@ def _reference(loaded: LoadedRecipe, problems: list[Problem]) -> ModelFacts | No
     return _model(loaded, "models.reference.from", recipe.models.reference.from_, problems)
 
 
-def _compile(loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, problems: list[Problem]) -> Plan | None:
+def _critic(loaded: LoadedRecipe, problems: list[Problem]) -> ModelFacts | None:
+    """Facts of a critic that does not start from the policy; None where it does, or where there is none."""
+    critic = loaded.recipe.models.critic
+    return None if critic is None or critic.from_ == "policy" else _model(loaded, "models.critic.from", critic.from_, problems)
+
+
+def _compile(
+    loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, critic: ModelFacts | None, problems: list[Problem]
+) -> Plan | None:
     """The plan; None with the reasons added to `problems`."""
     try:
         return compile_plan(
@@ -206,6 +218,7 @@ def _compile(loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, p
             search_path=str(_path(loaded).resolve().parent),
             policy_path=facts.model.path,
             reference_path=None if reference is None else reference.path,
+            critic=critic,
         )
     except CompileError as error:
         problems += [loaded.problem(found.path, found.message, reason=found.reason, hint=found.hint) for found in error.problems]
@@ -218,10 +231,15 @@ def with_references(loaded: LoadedRecipe) -> Recipe:
     data = loaded.recipe.data
     train = tuple(_as_written(loaded, source, ("data", "train", index)) for index, source in enumerate(data.train))
     held_out = {name: _as_written(loaded, source, ("data", "eval", name)) for name, source in data.eval.items()}
-    return loaded.recipe.model_copy(update={"data": data.model_copy(update={"train": train, "eval": held_out})})
+    recipe = loaded.recipe.model_copy(update={"data": data.model_copy(update={"train": train, "eval": held_out})})
+    if recipe.train.supervised is None:
+        return recipe
+    stream = recipe.train.supervised
+    stream = stream.model_copy(update={"data": _as_written(loaded, stream.data, ("train", "supervised", "data"))})
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"supervised": stream})})
 
 
-def _as_written(loaded: LoadedRecipe, source: DataSource, key: KeyPath) -> DataSource:
+def _as_written(loaded: LoadedRecipe, source: Source, key: KeyPath) -> Source:
     written = loaded.unexpanded.get((*key, "path"))
     if written is None or source.path is None or source.path.startswith("builtin:"):
         return source
@@ -234,6 +252,9 @@ def _scan(loaded: LoadedRecipe, problems: list[Problem], *, first: int | None) -
     """What is in every set, and reward entries without rows as warnings. Sets that cannot be read and labels without a reward entry are problems."""
     recipe = loaded.recipe
     train, held_out = data_specs(with_references(loaded))
+    stream = supervised_data(with_references(loaded))
+    if stream is not None:
+        _scan_sets(loaded, [(stream, ("train", "supervised", "data"))], problems, first)
     scan = Scan(
         train=_scan_sets(loaded, [(spec, ("data", "train", index)) for index, spec in enumerate(train)], problems, first),
         eval=_scan_sets(loaded, [(spec, ("data", "eval", spec.name)) for spec in held_out], problems, first),

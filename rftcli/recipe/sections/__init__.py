@@ -10,13 +10,15 @@ Annotations are read at run time, so they are not postponed. One file a group of
 
 from pydantic import Field
 
-from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, Loss
+from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, KlController, Loss
 from rftcli.recipe.sections.base import Name, PathText, Section, Text
+from rftcli.recipe.sections.critic import CriticModel, CriticOptimizer
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, TrainSource
 from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceModel
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, Eval, Track, Wandb
+from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Optimizer, Train
 
 
@@ -50,6 +52,8 @@ __all__ = [
     "Chat",
     "Checkpoint",
     "Columns",
+    "CriticModel",
+    "CriticOptimizer",
     "Data",
     "DataSource",
     "DeepSpeed",
@@ -57,6 +61,7 @@ __all__ = [
     "EvalSource",
     "HfEngine",
     "Kl",
+    "KlController",
     "Loss",
     "Models",
     "NonFinite",
@@ -70,6 +75,9 @@ __all__ = [
     "RewardShaping",
     "Rollout",
     "Section",
+    "Supervised",
+    "SupervisedColumns",
+    "SupervisedSource",
     "Track",
     "Train",
     "TrainSource",

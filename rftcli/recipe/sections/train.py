@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, NonNegative, Section, Share
+from rftcli.recipe.sections.supervised import Supervised
 
 
 class Batch(Section):
@@ -59,4 +60,6 @@ class Train(Section):
     )
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer and its learning-rate schedule.")
     deepspeed: DeepSpeed = Field(default_factory=DeepSpeed, description="What the recipe decides about DeepSpeed.")
+    freeze_policy_steps: NonNegative = Field(0, description="Steps at the start in which only the critic learns.")
+    supervised: Supervised | None = Field(None, description="Known answers that are learned beside the rewarded ones; null is off.")
     nonfinite: NonFinite = Field(default_factory=NonFinite, description="What happens when a gradient is not finite.")
