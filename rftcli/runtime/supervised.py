@@ -26,7 +26,8 @@ def make_supervised(plan: Plan, tokenizer: Any, end_ids: Sequence[int], paths: S
     if plan.data.overlong_prompt == "drop":
         rows = [row for row in rows if builder.num_tokens(row) <= plan.data.max_prompt_tokens]
     if not rows:
-        raise UsageError(f"train.supervised: all prompts need more than {plan.data.max_prompt_tokens} tokens", hint="raise `rollout.max_prompt_tokens`")
+        problem = f"train.supervised: all prompts need more than {plan.data.max_prompt_tokens} tokens"
+        raise UsageError(problem, hint="raise `rollout.max_prompt_tokens`")
     answered = encode_answers(rows, builder, tokenizer, end_ids, plan.supervised.max_answer_tokens)
     cut = sum(item.cut for item in answered)
     if cut:

@@ -70,6 +70,8 @@ def credit(
         for experience in everything:
             experience.advantages = torch.full(experience.mask.shape, advantages.get(key_of(experience), 0.0), dtype=torch.float32)
     metrics = value_metrics(everything, world)
+    if penalty.token_mean is not None:
+        metrics["kl"] = penalty.token_mean
     by_token = whitened_over(plan.advantage) == "tokens"
     if by_token:
         whiten_tokens(everything, world)

@@ -32,6 +32,8 @@ class KlPenalty:
     """(T,) a completion, in the order of the experiences; None above token level."""
     applied: float | None = None
     """The KL of the step, all ranks, as the level counts it: mean over tokens, or mean of sums over answers. None: no token was trained."""
+    token_mean: float | None = None
+    """The same KL as a mean over trained tokens."""
 
 
 def key_of(experience: Experience) -> Key:
@@ -49,12 +51,12 @@ def kl_penalty(experiences: Sequence[Experience], plan: KlPlan, coefficient: flo
     counts = [int(item.mask.sum()) for item in experiences]
     total, tokens, answers = world.sum([float(sum(kl.sum() for kl in kls)), sum(counts), sum(count > 0 for count in counts)])
     per = answers if plan.level == "sequence" else tokens
-    applied = total / per if per else None
+    applied, token_mean = (total / per, total / tokens) if tokens else (None, None)
     if plan.level == "token":
-        return KlPenalty(by_token=[coefficient * kl for kl in kls], applied=applied)
+        return KlPenalty(by_token=[coefficient * kl for kl in kls], applied=applied, token_mean=token_mean)
     share = [1 if plan.level == "sequence" else max(1, count) for count in counts]
     taken = {key_of(item): coefficient * float(kl.sum()) / n for item, kl, n in zip(experiences, kls, share, strict=True)}
-    return KlPenalty(by_completion=taken, applied=applied)
+    return KlPenalty(by_completion=taken, applied=applied, token_mean=token_mean)
 
 
 def token_advantages(experiences: Sequence[Experience], plan: AdvantagePlan, penalty: KlPenalty) -> None:

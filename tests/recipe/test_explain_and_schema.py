@@ -76,13 +76,19 @@ def test_every_key_rule_and_code_has_a_page() -> None:
     ("path", "hint"),
     [
         ("rollout.temp", "did you mean `rollout.temperature`?"),
-        ("lr", "did you mean `train.optimizer.lr`?"),
+        ("lr", "did you mean `models.critic.optimizer.lr` or `train.optimizer.lr`?"),
         ("train.stps", "did you mean `train.steps`?"),
         ("group-of-on", "did you mean `group-of-one`?"),
         ("rewards.math.parts.wieght", "did you mean `rewards.LABEL.parts[].weight`?"),
         ("reward", "did you mean `rewards` or `reward_shaping`?"),
-        ("path", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path`?"),
-        ("data.pat", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path`?"),
+        (
+            "path",
+            "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path` or `train.supervised.data.path`?",
+        ),
+        (
+            "data.pat",
+            "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path` or `train.supervised.data.path`?",
+        ),
         ("temp", "did you mean `models.policy.chat.template` or `rollout.temperature` or `eval.temperature`?"),
         ("passes", "did you mean `train.data_passes`?"),
         ("zzzz", "`rft explain` lists the sections, `rft explain rollout` a section's keys"),
@@ -174,7 +180,8 @@ def test_needed_keys_may_come_from_a_parent() -> None:
     assert needed["properties"]["models"] == {"required": ["policy"], "properties": {"policy": {"required": ["path"]}}}
     assert needed["properties"]["data"] == {"required": ["train"]}
     assert needed["properties"]["rewards"] == {"additionalProperties": {"required": ["parts"]}}
-    assert set(needed["properties"]) == {"models", "data", "rewards"}
+    assert needed["properties"]["train"] == {"properties": {"supervised": {"required": ["data"]}}}
+    assert set(needed["properties"]) == {"models", "data", "rewards", "train"}
 
 
 def test_the_schema_may_list_reward_rules() -> None:
