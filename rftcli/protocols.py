@@ -69,8 +69,9 @@ class Learner(Protocol):
     lr: float
     """Learning rate of the next update."""
 
-    def backward(self, batch: Batch, loss: LossFunction, last: bool) -> Mapping[str, torch.Tensor]:
-        """One micro-step; adds to the update's gradient. `last` marks the update's last micro-step on every rank alike."""
+    def backward(self, batch: Batch, loss: LossFunction, last: bool, temperature: float | None = None) -> Mapping[str, torch.Tensor]:
+        """One micro-step; adds to the update's gradient. `last` marks the update's last micro-step on every rank alike. `temperature` of the
+        log-probs; None: the sampling temperature."""
 
     def step(self) -> StepOutcome:
         """Clip, check that all ranks are finite, apply, clear the gradient, advance the schedule."""

@@ -192,6 +192,8 @@ class Batch:
     denominators: Denominators
     most_tokens: int = 0
     """The largest N of any rank in this micro-step; 0 where the ranks need not agree."""
+    router_losses: torch.Tensor | None = None
+    """(num_sequences,) how unevenly each sequence used the experts; set by a learner whose model measures it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +209,8 @@ class Update:
     """Means over the trained tokens of the update: loss, policy_loss, kl_update, entropy, clip fractions, ratio moments, ..."""
     tokens: int
     """Trained tokens of the update, all ranks."""
+    role: str = "policy"
+    """Whose update it was: "policy" or "critic"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rftcli.algo.returns import gae, returns_to_go
+
 EPS_STD = 1e-4
 """Added to a standard deviation before dividing by it."""
 
@@ -28,9 +30,9 @@ class Advantage:
 
     function: Callable[..., Tensor]
     level: str
-    """What one value belongs to. "completion": the function returns (C,)."""
+    """What one value belongs to. "completion": the function returns (C,). "token": (N,), over the trained tokens of completions (`returns`)."""
     inputs: tuple[str, ...]
-    """Positional arguments, by name: rewards (C,), group (C,)."""
+    """Positional arguments, by name: rewards (C,), group (C,); at token level token_rewards (N,), values (N,), sequence (N,)."""
     options: tuple[str, ...]
     """Keyword arguments that a recipe may set."""
     min_samples: int
@@ -39,6 +41,11 @@ class Advantage:
     """Whether a group is compared with itself, so that groups without spread teach nothing."""
     source: str
     summary: str
+    whiten: str | None = None
+    """What the estimator's own formula is whitened over: "tokens" or "completions"; None: it is not, unless a recipe asks for it."""
+    per_token: Callable[..., Tensor] | None = None
+    """The same estimator for rewards per token: (token_rewards (N,), sequence (N,), *, gamma) -> (N,). Used where rewards are discounted, or hold
+    a KL term for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,5 +167,17 @@ ADVANTAGES: dict[str, Advantage] = {
         baseline=False,
         source="Williams 1992, https://doi.org/10.1007/BF00992696",
         summary="the reward itself, no baseline",
+        per_token=returns_to_go,
+    ),
+    "gae": Advantage(
+        function=gae,
+        level="token",
+        inputs=("token_rewards", "values", "sequence"),
+        options=("gamma", "lam"),
+        min_samples=1,
+        baseline=False,
+        source="GAE, arXiv:1506.02438; PPO, arXiv:1707.06347",
+        summary="discounted sums of the critic's errors, whitened over the tokens of the step",
+        whiten="tokens",
     ),
 }

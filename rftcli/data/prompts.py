@@ -98,6 +98,16 @@ class PromptBuilder:
             found += [len(bare) if tuple(bare[:num_front]) == self._front else len(bare) + num_front for bare in ids]
         return found
 
+    def answer_text(self, row: Row, answer: str) -> str:
+        """What follows the prompt when this is the answer: the template's marks at the end of a turn included, where it writes the prompt the same
+        with and without an answer. Behind a plain prompt, the answer."""
+        messages = self._messages(row)
+        if not messages:
+            return answer
+        prompt = self._text(row, messages, opening=True)
+        whole = self._render(row, (*messages, {"role": "assistant", "content": answer}), opening=False)
+        return whole[len(prompt) :] if whole.startswith(prompt) else answer
+
     def _messages(self, row: Row) -> tuple[Message, ...]:
         if not isinstance(row.prompt, str):
             return with_system(row.prompt, self._chat.system)

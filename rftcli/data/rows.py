@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rftcli.data.answers import answer_column, split_turns
 from rftcli.data.faults import Faults, kind_of
 from rftcli.data.messages import BadPrompt, read_prompt, with_system
 from rftcli.data.origin import open_records
@@ -210,7 +211,8 @@ def _prompt(reading: Reading, columns: Mapping[str, Any]) -> str | tuple[Message
     spec = reading.spec
     name = spec.columns.prompt or "prompt"
     try:
-        prompt = read_prompt(_required(columns, name, "prompt") if reading.template is None else _filled(reading.template, name, columns))
+        value = _required(columns, name, "prompt") if reading.template is None else _filled(reading.template, name, columns)
+        prompt = read_prompt(split_turns(value)[0] if spec.answers else value)
     except BadPrompt as problem:
         raise _Unusable(*problem.args) from problem
     if isinstance(prompt, str) and spec.as_chat:
@@ -239,12 +241,23 @@ def _filled(template: Template, prompt: str, columns: Mapping[str, Any]) -> str:
 def _reference(spec: DataSpec, pattern: re.Pattern[str] | None, columns: Mapping[str, Any]) -> Any:
     if spec.columns.reference is not None:
         value = _required(columns, spec.columns.reference, "reference")
+    elif spec.answers:
+        value = _answer(spec, columns)
     else:
         present = [name for name in INFERRED_REFERENCES if name in columns]
         if len(present) == 2:
             raise _Unusable("there is a column `answer` and a column `reference`", "say which: `columns: {reference: answer}`")
         value = columns[present[0]] if present else None
     return value if pattern is None else _extract(pattern, value)
+
+
+def _answer(spec: DataSpec, columns: Mapping[str, Any]) -> Any:
+    """The answer of a row that has to carry one: the assistant's last turn, or the column where answers usually stand."""
+    _, answer = split_turns(_required(columns, spec.columns.prompt or "prompt", "prompt"))
+    name = answer_column(columns)
+    if answer is None and name is None:
+        raise _Unusable("there is no answer to learn", "end the messages with the assistant's turn, or name a column: `columns: {reference: ...}`")
+    return columns[name] if answer is None else answer
 
 
 def _extract(pattern: re.Pattern[str], value: Any) -> Any:
@@ -321,7 +334,7 @@ def _optional_text(columns: Mapping[str, Any], name: str | None, what: str) -> s
 
 def _note_inferred(spec: DataSpec, columns: Mapping[str, Any], place: str, seen: dict[str, str]) -> None:
     """One set has one place for references: a set where half the rows say `answer` and half `reference` is refused like a row with both."""
-    if spec.columns.reference is None:
+    if spec.columns.reference is None and not spec.answers:
         for name in INFERRED_REFERENCES:
             if name in columns:
                 seen.setdefault(name, place)

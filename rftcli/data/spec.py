@@ -83,6 +83,8 @@ class DataSpec:
     """Regular expression with one group: the reference is what the group finds first, without surrounding blanks."""
     samples_per_prompt: int = 1
     """Completions of each prompt in evaluation; training has `rollout.samples_per_prompt`."""
+    answers: bool = False
+    """Every row carries the answer that is to be learned: it is the row's reference (`answers`)."""
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.python is None):

@@ -15,8 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from rftcli.algo.logprobs import chunked_logprobs
+from rftcli.models.router import router_losses
 from rftcli.types import Batch
 
 HEAD_BYTES = 256 * 2**20
@@ -31,12 +33,16 @@ class CausalPolicy(nn.Module):
 
     Packed rows (attention_mask None, positions that restart) attend inside their own sequence only: transformers derives that mask from the
     positions when there is no cache, with sdpa and eager attention.
+
+    `balance`: each forward pass with gradients leaves `router_losses` (num_sequences,) behind, for a model whose router chooses experts.
     """
 
-    def __init__(self, model: PreTrainedModel, *, head: Head = "chunked", gradient_checkpointing: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, head: Head = "chunked", gradient_checkpointing: bool = False, balance: bool = False) -> None:
         super().__init__()
         self.model = model
         self.head: Head = head
+        self.balances = balance
+        self.router_losses: Tensor | None = None
         self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -59,6 +65,9 @@ class CausalPolicy(nn.Module):
         if nothing:
             select, target_ids = select.new_zeros(1), target_ids.new_zeros(1)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "use_cache": False}
+        self.router_losses = None
+        if self.balances and torch.is_grad_enabled():
+            inputs["output_router_logits"] = True
         if self.head == "chunked":
             # the head is called as a module: a sharded engine gathers its weight in that call
             features, score = self._hidden(inputs, select), self.model.get_output_embeddings()
@@ -83,14 +92,22 @@ class CausalPolicy(nn.Module):
 
     def _hidden(self, inputs: dict[str, Tensor | bool | None], select: Tensor) -> Tensor:
         """(N, H) the backbone's last hidden states at `select`."""
-        hidden = self.model.get_decoder()(**inputs).last_hidden_state  # (B, S, H)
-        return hidden.flatten(0, 1).index_select(0, select)
+        outputs = self.model.get_decoder()(**inputs)
+        self._balance(inputs, outputs)
+        return outputs.last_hidden_state.flatten(0, 1).index_select(0, select)  # of (B, S, H)
 
     def _scores(self, inputs: dict[str, Tensor | bool | None], select: Tensor) -> Tensor:
         """(N, V) the model's own scores at `select`; of the other columns none are computed where the model can leave them out."""
         width = inputs["input_ids"].shape[1]
         if not self._keeps_logits:
-            return self.model(**inputs).logits.flatten(0, 1).index_select(0, select)
+            outputs = self.model(**inputs)
+            self._balance(inputs, outputs)
+            return outputs.logits.flatten(0, 1).index_select(0, select)
         columns, place = torch.unique(select % width, return_inverse=True)
-        scores = self.model(**inputs, logits_to_keep=columns).logits  # (B, C, V)
-        return scores[select // width, place]
+        outputs = self.model(**inputs, logits_to_keep=columns)
+        self._balance(inputs, outputs)
+        return outputs.logits[select // width, place]  # of (B, C, V)
+
+    def _balance(self, inputs: dict[str, Tensor | bool | None], outputs: ModelOutput) -> None:
+        if "output_router_logits" in inputs:
+            self.router_losses = router_losses(self.model.config, outputs.router_logits, inputs["position_ids"], inputs["attention_mask"])

@@ -12,20 +12,31 @@ from typing import TYPE_CHECKING
 from rftcli.plan.compile_algorithm import advantage_plan, loss_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_models import model_plan
+from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
 from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, samples_plan, track_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
-from rftcli.plan.facts import Facts
+from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import CheckpointPlan, Plan, WorldPlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
 
-def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, policy_path: str, reference_path: str | None = None) -> Plan:
-    """The plan for `recipe` on `facts`. `policy_path`: where the policy's files lie (`builtin:` resolved); `search_path`: the recipe's folder.
+def compile_plan(
+    recipe: Recipe,
+    facts: Facts,
+    *,
+    name: str,
+    search_path: str,
+    policy_path: str,
+    reference_path: str | None = None,
+    critic: ModelFacts | None = None,
+) -> Plan:
+    """The plan for `recipe` on `facts`. `policy_path`: where the policy's files lie (`builtin:` resolved); `search_path`: the recipe's folder;
+    `critic`: what the files of a critic of its own say.
 
     Raises CompileError with every problem found.
     """
@@ -50,7 +61,7 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
         notes.append("models.reference is not loaded: algorithm.kl.coefficient is 0, so nothing needs it")
 
     batch = batch_plan(recipe, facts, world, problems)
-    learner = learner_plan(recipe, facts, world, policy, batch, notes)
+    learner = learner_plan(recipe, facts, world, policy, batch, notes, critic)
     rollout = rollout_plan(recipe, learner, notes)
     if rollout is not None:
         check_replica(rollout, policy, world, facts, problems, notes)
@@ -59,6 +70,7 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
     evaluation = eval_plan(recipe, facts, search_path, problems)
     check_stage(recipe, policy, problems)
     check_update(recipe, world, policy, learner, problems)
+    check_router(recipe, facts, problems)
     steps = steps_of(recipe, facts, problems)
     if problems:
         raise CompileError(problems)
@@ -83,5 +95,9 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
         samples=samples_plan(recipe),
         checkpoint=CheckpointPlan(every=recipe.checkpoint.every, keep=recipe.checkpoint.keep, save_hf=recipe.checkpoint.save_hf),
         track=track_plan(recipe),
+        kl=kl_plan(recipe, notes),
+        critic=critic_plan(recipe, policy, learner, batch, steps, critic),
+        freeze_policy_steps=recipe.train.freeze_policy_steps,
+        supervised=supervised_plan(recipe, batch),
         notes=tuple(notes),
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rftcli.plan import memory
+from rftcli.plan.compile_ppo import trained_parameters
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.facts import Facts
+from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import LearnerPlan, ModelPlan, WorldPlan
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def keeping(recipe: Recipe) -> memory.Keeping:
     )
 
 
-def auto_stage(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan) -> tuple[int, str]:
+def auto_stage(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, critic: ModelFacts | None = None) -> tuple[int, str]:
     """(ZeRO stage, the reason) where the recipe leaves it to the plan."""
     train = recipe.train
     if train.optimizer.kind == "muon":
@@ -32,18 +33,22 @@ def auto_stage(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan
     if train.offload.parameters != "none":
         return 3, "offloaded parameters are gathered where they are used"
     lowest = 1 if train.offload.optimizer != "none" else 0
-    return memory.zero_stage(facts.model.parameters, policy.dtype, world, facts.machine, keeping(recipe), lowest=lowest)
+    return memory.zero_stage(trained_parameters(recipe, facts.model, critic), policy.dtype, world, facts.machine, keeping(recipe), lowest=lowest)
 
 
 def check_update(recipe: Recipe, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan | None, problems: list[PlanProblem]) -> None:
     train = recipe.train
-    if train.optimizer.kind == "adamw_8bit" and world.device == "cpu":
+    critic = recipe.models.critic
+    kinds = {"train.optimizer": train.optimizer.kind} | ({} if critic is None else {"models.critic.optimizer": critic.optimizer.kind})
+    for place, kind in kinds.items():
+        if kind != "adamw_8bit" or world.device != "cpu":
+            continue
         problems.append(
             PlanProblem(
-                path="train.optimizer.kind",
+                path=f"{place}.kind",
                 message="`adamw_8bit` needs a GPU, and this run is on a CPU",
                 reason="its 8-bit moments are kernels of CUDA",
-                hint="use `train.optimizer.kind: adamw`",
+                hint=f"use `{place}.kind: adamw`",
             )
         )
     if train.optimizer.kind == "muon" and policy.dtype == "bfloat16":

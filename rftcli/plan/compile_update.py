@@ -11,7 +11,7 @@ from rftcli.algo import batchmath
 from rftcli.plan import deepspeed_config
 from rftcli.plan.compile_precision import auto_stage, update_notes
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.facts import Facts
+from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import (
     BatchPlan,
     LearnerPlan,
@@ -74,18 +74,22 @@ def needs_prepass(recipe: Recipe) -> str | None:
     """Why the log-probs at rollout time have to be computed apart; None: those of the only update's own forward pass are the same numbers."""
     if recipe.batch.updates_per_step * recipe.batch.epochs > 1:
         return "several updates use one rollout"
+    if recipe.algorithm.kl.coefficient and recipe.algorithm.kl.place == "reward":
+        return "the KL term in the reward reads the log-probs at rollout time"
     if recipe.models.policy.dropout > 0:
         return "dropout changes the log-probs of the update's own forward pass"
     return None
 
 
-def learner_plan(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, batch: BatchPlan | None, notes: list[str]) -> LearnerPlan | None:
+def learner_plan(
+    recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, batch: BatchPlan | None, notes: list[str], critic: ModelFacts | None = None
+) -> LearnerPlan | None:
     if batch is None:
         return None
     optimizer = recipe.train.optimizer
     stage = recipe.train.deepspeed.zero_stage
     if stage == "auto":
-        stage, why = auto_stage(recipe, facts, world, policy)
+        stage, why = auto_stage(recipe, facts, world, policy, critic)
         notes.append(f"ZeRO stage {stage}: {why}")
     notes.extend(update_notes(recipe, world))
     return LearnerPlan(
@@ -118,7 +122,7 @@ def learner_plan(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPl
 
 
 def with_horizon(learner: LearnerPlan, recipe: Recipe, steps: int, batch: BatchPlan) -> LearnerPlan:
-    horizon = recipe.train.optimizer.schedule_steps or steps
+    horizon = recipe.train.optimizer.schedule_steps or max(1, steps - recipe.train.freeze_policy_steps)
     return replace(learner, schedule_updates=horizon * batch.optimizer_updates_per_step)
 
 

@@ -28,6 +28,8 @@ class ModelFacts:
     max_positions: int | None = None
     parameters: int | None = None
     file_dtype: str | None = None
+    experts: int | None = None
+    """Experts that a router chooses from in each layer; None: the model has no router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

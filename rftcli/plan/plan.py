@@ -117,6 +117,11 @@ class RewardPlan:
 class AdvantagePlan:
     kind: str
     options: Mapping[str, Any]
+    per_token: bool = False
+    """Advantages are computed from rewards per token."""
+    whiten: str = "with_signal"
+    """with_signal (as the estimator's formula says), all or off"""
+    clip: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +130,30 @@ class LossPlan:
     options: Mapping[str, Any]
     aggregate: str
     kl_coefficient: float
+    """At the start, of the KL term in the loss; 0 where it is in the reward."""
     kl_estimator: str
+    router_coefficient: float = 0.0
+    """Of the balance of a mixture of experts; 0: it is not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KlPlan:
+    """The KL term, wherever it goes."""
+
+    coefficient: float
+    """At the start."""
+    estimator: str
+    place: str
+    """loss or reward"""
+    level: str
+    """What is taken from what in the reward: token, sequence or mean."""
+    controller: str
+    target: float | None
+    horizon: float
+
+    @property
+    def in_reward(self) -> bool:
+        return self.place == "reward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +214,25 @@ class EvalSampling:
     min_p: float
     max_new_tokens: int
     min_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticPlan:
+    model: ModelPlan
+    head: str | None
+    """Name of the value head among the weights; None: the model class's own, or a new one."""
+    learner: LearnerPlan
+    value_clip: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedPlan:
+    data: DataSpec
+    coefficient: float
+    rows_per_update: int
+    """Over all ranks."""
+    max_answer_tokens: int
+    """Longer answers are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +310,17 @@ class Plan:
     track: TrackPlan
     notes: tuple[str, ...] = ()
     """Decisions taken for the person, each with its reason; warnings of the compiler."""
+    kl: KlPlan | None = None
+    """None where there is no KL term."""
+    critic: CriticPlan | None = None
+    freeze_policy_steps: int = 0
+    """Steps at the start in which only the critic learns."""
+    supervised: SupervisedPlan | None = None
     format: int = field(default=PLAN_FORMAT)
+
+    def trains_policy(self, step: int) -> bool:
+        """Is the policy updated in `step` (1-based), or only the critic?"""
+        return step > self.freeze_policy_steps
 
     def evaluates(self, step: int) -> bool:
         """Is there an evaluation after `step` (1-based)?"""

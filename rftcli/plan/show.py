@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rftcli.plan import memory
-from rftcli.plan.plan import Plan, RolloutPlan, plan_hash
+from rftcli.plan.plan import LearnerPlan, ModelPlan, Plan, RolloutPlan, plan_hash
 
 
 def plan_text(plan: Plan) -> str:
@@ -23,13 +23,22 @@ def plan_text(plan: Plan) -> str:
         ("rollout", f"{rollout.engine}, {_passes(rollout)}, {rollout.max_new_tokens} new tokens, temperature {rollout.temperature}"),
         ("advantage", f"{plan.advantage.kind} {_options(plan.advantage.options)}"),
         ("loss", f"{plan.loss.kind} {_options(plan.loss.options)}, {plan.loss.aggregate}"),
-        ("KL", f"{plan.loss.kl_coefficient} x {plan.loss.kl_estimator} in the loss" if plan.loss.kl_coefficient else "off"),
+        ("KL", _kl(plan)),
         ("optimizer", f"{learner.kind}, lr {learner.lr} {learner.schedule}, warm-up {learner.warmup_updates} updates"),
         ("gradients", "not clipped" if learner.max_grad_norm is None else f"norm at most {learner.max_grad_norm:g}"),
-        ("ZeRO", f"stage {learner.zero_stage}{_memory(plan)}"),
+        ("ZeRO", f"stage {learner.zero_stage}{_memory(plan.policy, learner, plan.world.ranks)}"),
         ("data", ", ".join(f"{spec.name} ({spec.path or spec.python})" for spec in plan.data.train)),
         ("evaluation", ", ".join(spec.name for spec in plan.data.eval) or "none"),
     ]
+    if plan.critic is not None:
+        critic, own = plan.critic.model, plan.critic.learner
+        text = f"{critic.given}, lr {own.lr} {own.schedule}, value clip {plan.critic.value_clip}"
+        rows.append(("critic", text + _memory(critic, own, plan.world.ranks)))
+    if plan.freeze_policy_steps:
+        rows.append(("policy frozen", f"for {plan.freeze_policy_steps} of {plan.steps} steps, in which only the critic learns"))
+    if plan.supervised is not None:
+        stream = plan.supervised
+        rows.append(("supervised", f"{stream.coefficient} x {stream.data.path or stream.data.python}, {stream.rows_per_update} rows an update"))
     for label, parts in plan.rewards.labels.items():
         rows.append((f"reward {label}", " + ".join(f"{part.weight:g} x {part.name}" for part in parts)))
     width = max(len(name) for name, _ in rows)
@@ -52,18 +61,27 @@ def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
 
 
-def _memory(plan: Plan) -> str:
-    if plan.policy.parameters is None:
+def _kl(plan: Plan) -> str:
+    kl = plan.kl
+    if kl is None:
+        return "off"
+    where = "in the loss" if not kl.in_reward else f"in the reward, {kl.level} level"
+    moving = f", towards {kl.target} over {kl.horizon:g} completions" if kl.controller == "adaptive" else ""
+    return f"{kl.coefficient} x {kl.estimator} {where}{moving}"
+
+
+def _memory(model: ModelPlan, learner: LearnerPlan, ranks: int) -> str:
+    if model.parameters is None:
         return ""
-    need = memory.training_bytes(plan.policy.parameters, plan.policy.dtype, plan.learner.zero_stage, plan.world.ranks, _keeping(plan)) / memory.GIB
+    need = memory.training_bytes(model.parameters, model.dtype, learner.zero_stage, ranks, _keeping(learner)) / memory.GIB
     return f", {need:.2f} GiB a rank for weights, gradients and optimizer"
 
 
-def _keeping(plan: Plan) -> memory.Keeping:
+def _keeping(learner: LearnerPlan) -> memory.Keeping:
     """As the configuration says it."""
-    config = plan.learner.deepspeed
+    config = learner.deepspeed
     return memory.Keeping(
-        optimizer=plan.learner.kind,
+        optimizer=learner.kind,
         master="bfloat16" if config["bf16"].get("bf16_master_weights_and_grads") else "float32",
         gradients="bfloat16" if config.get("data_types", {}).get("grad_accum_dtype") == "bf16" else "float32",
         offload_optimizer="offload_optimizer" in config["zero_optimization"],

@@ -99,6 +99,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""How configurations of mixtures of experts call the number of their experts."""
+
+
 def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]]) -> ModelFacts:
     text = config.get("text_config") or config
     parameters, dtype = _count(headers)
@@ -112,6 +116,7 @@ def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]]) -> 
         max_positions=text.get("max_position_embeddings", text.get("n_positions")),
         parameters=parameters or _estimate(text),
         file_dtype=dtype or config.get("dtype") or config.get("torch_dtype"),
+        experts=next((text[name] for name in EXPERTS if text.get(name)), None),
     )
 
 
@@ -189,4 +194,5 @@ def _from_gguf(path: Path) -> ModelFacts:
         max_positions=value(f"{architecture}.context_length"),
         parameters=parameters,
         file_dtype=None,
+        experts=value(f"{architecture}.expert_count") or None,
     )

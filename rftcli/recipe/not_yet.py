@@ -39,7 +39,6 @@ KEYS: dict[str, str] = {
     "models.policy.ema": "only the live weights are kept",
     "models.reference.refresh": "the reference stays as it is",
     "models.reference.offload": "the reference stays on its device",
-    "models.critic": "use an estimator without a critic: grpo, rloo, reinforce",
     "models.teacher": "there is no distillation",
     "models.scorers": "use a `python` part that calls the model or service",
     **{f"data.train[].{key}": reason for key, reason in _SOURCE.items()},
@@ -57,18 +56,11 @@ KEYS: dict[str, str] = {
     "reward_shaping.clip": "clip inside a `python` part",
     "reward_shaping.truncated": "truncated answers are kept and counted",
     "reward_shaping.missing_eos_penalty": "subtract the penalty in a `python` part",
-    "algorithm.advantage.whiten": "advantages are not whitened",
-    "algorithm.advantage.clip": "advantages are not clipped",
-    "algorithm.advantage.gamma": "rewards are not discounted",
-    "algorithm.advantage.lam": "it belongs to gae",
     "algorithm.loss.old": "old log-probs are recomputed when the plan needs them",
     "algorithm.loss.correction": "sampler and trainer are the same model in the engine `hf`",
     "algorithm.loss.entropy_coefficient": "there is no entropy term",
     "algorithm.loss.top_entropy_share": "all tokens are trained",
-    "algorithm.kl.controller": "the coefficient is fixed",
     "train.max_hours": "stop the run with Ctrl-C or SIGTERM: it writes a checkpoint",
-    "train.freeze_policy_steps": "the policy is trained from the first step",
-    "train.supervised": "there is no supervised stream",
     "eval.weights": "the live weights are evaluated",
     "checkpoint.every_minutes": "use `every`, in steps",
     "checkpoint.before_deadline": "use `every`, in steps",
@@ -86,7 +78,6 @@ VALUES: dict[str, dict[str, str]] = {
     "rollout.engine": dict.fromkeys(("vllm", "sglang", "diffusers"), "use hf"),
     "rewards.LABEL.combine": dict.fromkeys(("product", "min", "gate", "python"), "use sum, or combine inside one `python` part"),
     "algorithm.advantage.kind": {
-        "gae": "it needs a critic: use grpo, rloo or reinforce",
         **dict.fromkeys(
             ("reinforce_pp", "reinforce_pp_baseline", "remax", "opo", "gpg", "grpo_passk", "gdpo", "cpgd", "distill"), "use grpo, rloo or reinforce"
         ),
@@ -94,7 +85,6 @@ VALUES: dict[str, dict[str, str]] = {
     "algorithm.loss.kind": dict.fromkeys(
         ("rloo_sequence", "gspo", "gmpo", "cispo", "sapo", "cpg", "clip_cov", "kl_cov", "reinforce", "dro"), "use ppo_clip"
     ),
-    "algorithm.kl.place": {"reward": "use loss"},
 }
 """Pattern of a key -> value -> what to use instead."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import data_form_rules, data_rules, eval_rules, rollout_rules, update_rules
+from rftcli.recipe import data_form_rules, data_rules, eval_rules, ppo_rules, rollout_rules, update_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -278,6 +278,43 @@ RULES: dict[str, Rule] = {
         about=("train.deepspeed.extra",),
         text="`extra` holds nothing that the plan derives from another key.",
         check=update_rules.deepspeed_extra,
+    ),
+    "critic": Rule(
+        about=("models.critic", "algorithm.advantage.kind"),
+        text="gae needs a critic, and a critic needs gae to read its values.",
+        check=ppo_rules.critic,
+    ),
+    "critic-warmup": Rule(
+        about=("models.critic.warmup_steps", "models.critic.optimizer.warmup_steps"),
+        text="The critic's warm-up is written once, and ends before its schedule does.",
+        check=ppo_rules.critic_warmup,
+    ),
+    "critic-min-lr": Rule(
+        about=("models.critic.optimizer.min_lr",), text="`min_lr` is at most `lr`, and needs a schedule that falls.", check=ppo_rules.critic_min_lr
+    ),
+    "critic-head": Rule(about=("models.critic.head",), text="A named value head is one among the weights of `from`.", check=ppo_rules.critic_head),
+    "frozen-policy": Rule(
+        about=("train.freeze_policy_steps",),
+        text="The policy stands still only while a critic learns, and not for the whole run.",
+        check=ppo_rules.frozen_policy,
+    ),
+    "discount": Rule(
+        about=("algorithm.advantage.gamma", "algorithm.advantage.lam"),
+        text="`gamma` needs an estimator with rewards per token, `lam` one with a critic.",
+        check=ppo_rules.discount,
+    ),
+    "kl-level": Rule(
+        about=("algorithm.kl.level", "algorithm.kl.place"),
+        text="`level` is for a KL term in the reward; per token it needs an estimator with rewards per token.",
+        check=ppo_rules.kl_level,
+    ),
+    "kl-controller": Rule(
+        about=("algorithm.kl.controller",), text="An adaptive KL coefficient needs a target and a start above 0.", check=ppo_rules.kl_controller
+    ),
+    "supervised-source": Rule(
+        about=("train.supervised.data",),
+        text="The supervised stream has exactly one of `path` and `python`, and options only with `python`.",
+        check=ppo_rules.supervised_source,
     ),
 }
 """Code -> rule, in the order in which a recipe is read."""

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rftcli.recipe.finding import Finding, KnownRules
-from rftcli.recipe.paths import KeyPath
-from rftcli.recipe.sections import Recipe
+from rftcli.recipe.paths import KeyPath, format_path
+from rftcli.recipe.sections import Optimizer, Recipe
 
 OPTIMIZER: KeyPath = ("train", "optimizer")
+CRITIC_OPTIMIZER: KeyPath = ("models", "critic", "optimizer")
 EXTRA: KeyPath = ("train", "deepspeed", "extra")
 
 
@@ -47,27 +48,33 @@ def rollouts_and_updates(recipe: Recipe, _: KnownRules | None) -> Iterator[Findi
 
 
 def optimizer_options(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    optimizer = recipe.train.optimizer
-    allowed = OPTIMIZER_OPTIONS[optimizer.kind]
-    for name in optimizer.options:
-        path: KeyPath = (*OPTIMIZER, "options", name)
-        reads = ((*OPTIMIZER, "kind"),)
-        if name in OPTIMIZER_KEYS:
-            yield Finding(path=path, message=f"`{name}` has a key of its own", hint=f"set `train.optimizer.{name}`", at_key=True, reads=reads)
-        elif name not in allowed:
-            message = f"`{optimizer.kind}` has no option `{name}`"
-            yield Finding(path=path, message=message, allowed=allowed, at_key=True, reads=reads)
+    for place, optimizer in _optimizers(recipe):
+        allowed = OPTIMIZER_OPTIONS[optimizer.kind]
+        for name in optimizer.options:
+            path: KeyPath = (*place, "options", name)
+            reads = ((*place, "kind"),)
+            if name in OPTIMIZER_KEYS:
+                hint = f"set `{format_path((*place, name))}`"
+                yield Finding(path=path, message=f"`{name}` has a key of its own", hint=hint, at_key=True, reads=reads)
+            elif name not in allowed:
+                message = f"`{optimizer.kind}` has no option `{name}`"
+                yield Finding(path=path, message=message, allowed=allowed, at_key=True, reads=reads)
+
+
+def _optimizers(recipe: Recipe) -> list[tuple[KeyPath, Optimizer]]:
+    critic = recipe.models.critic
+    return [(OPTIMIZER, recipe.train.optimizer), *([] if critic is None else [(CRITIC_OPTIMIZER, critic.optimizer)])]
 
 
 def decay_nothing(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    optimizer = recipe.train.optimizer
-    if optimizer.no_decay and optimizer.weight_decay == 0:
-        yield Finding(
-            path=(*OPTIMIZER, "no_decay"),
-            message="has no effect while `weight_decay` is 0",
-            reason="then no parameter decays",
-            reads=((*OPTIMIZER, "weight_decay"),),
-        )
+    for place, optimizer in _optimizers(recipe):
+        if optimizer.no_decay and optimizer.weight_decay == 0:
+            yield Finding(
+                path=(*place, "no_decay"),
+                message="has no effect while `weight_decay` is 0",
+                reason="then no parameter decays",
+                reads=((*place, "weight_decay"),),
+            )
 
 
 def whole_matrices(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:

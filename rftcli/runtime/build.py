@@ -30,12 +30,17 @@ from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime.clock import Stopwatch
+from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_critic
 from rftcli.runtime.emit import Emitter
+from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner, FrozenPolicy
 from rftcli.runtime.rundir import AttemptDir, RunDir
+from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.trackers import Trackers
+from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.evaluate import EvalSet
+from rftcli.stages.supervised import SupervisedStream
 
 
 @dataclass(slots=True)
@@ -79,6 +84,9 @@ class Job:
     pad_id: int
     eos_ids: tuple[int, ...]
     registry: dict[str, Stateful]
+    trained: Trained
+    kl: KlControl | None
+    supervised: SupervisedStream | None
     info: dict[str, Any]
     first_step: int = 1
 
@@ -99,6 +107,26 @@ class Job:
             raise RftError(
                 f"the policy could not be written to {directory}: {failed}", hint=f"free space (`df -h {directory.parent}`), then `rft resume`"
             )
+
+    def export_all(self, directory: Path) -> None:
+        """The policy to `directory`, and beside it a critic to critic/. Collective."""
+        self.export(directory)
+        if self.roles.critic is not None:
+            export_critic(self.roles.critic, self.tokenizer, directory.with_name(CRITIC_FOLDER), self.world)
+
+    def beside(self, step: int) -> Beside:
+        """What takes part in the updates of `step` beside the policy's own loss."""
+        return Beside(
+            critic=self.roles.critic,
+            supervised=self.supervised,
+            kl_coefficient=self.kl_coefficient,
+            policy_learns=self.plan.trains_policy(step),
+        )
+
+    @property
+    def kl_coefficient(self) -> float | None:
+        """In force now; None without a KL term."""
+        return None if self.kl is None else self.kl.coefficient
 
     def news(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Warnings after a step: what the metrics teach, and trackers that failed."""
@@ -216,7 +244,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     model = load_model(plan.policy, device)
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     pad = pad_id(tokenizer)
-    policy = CausalPolicy(model, gradient_checkpointing=plan.policy.gradient_checkpointing)
+    policy = CausalPolicy(model, gradient_checkpointing=plan.policy.gradient_checkpointing, balance=plan.loss.router_coefficient > 0)
     probe = agreement(policy, temperature=plan.rollout.temperature)
     prove(probe, plan, emit)
     policy.head = probe.head
@@ -227,9 +255,14 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
         sampler = make_sampler(plan, model, tokenizer, ends, pad, device, owns_weights=False)
     parameters = num_parameters(model)
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature)
+    critic = None if plan.critic is None else make_critic(plan.critic, world, device)
+    kl = None if plan.kl is None else KlControl(plan.kl)
+    supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)
     taught = LessonState(on_policy=plan.batch.needs_prepass is None)
     registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": taught}
+    kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
+    registry |= {name: item for name, item in kept.items() if item is not None}
     info = {
         "name": plan.name, "steps": plan.steps, "ranks": world.size, "device": plan.world.device, "engine": plan.rollout.engine,
         "model": plan.policy.given, "parameters": parameters, "zero_stage": plan.learner.zero_stage, "batch": plan.batch.equation,
@@ -238,7 +271,8 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     return Job(
         plan=plan, written=plan_from_json(attempt.plan.read_text(encoding="utf-8")), run=run, attempt=attempt, world=world, device=device,
         emit=emit, watch=watch,
-        roles=Roles(policy=learner, reference=reference), sampler=sampler, source=source, scorer=scorer, errors=window,
+        roles=Roles(policy=learner, reference=reference, critic=critic), trained=Trained(learner, critic), kl=kl, supervised=supervised,
+        sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
         tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, first_step=first_step,
     )  # fmt: skip

@@ -89,9 +89,10 @@ class DeepSpeedLearner:
 
     # Learner
 
-    def backward(self, batch: Batch, loss: LossFunction, last: bool) -> Mapping[str, torch.Tensor]:
+    def backward(self, batch: Batch, loss: LossFunction, last: bool, temperature: float | None = None) -> Mapping[str, torch.Tensor]:
         self.engine.set_gradient_accumulation_boundary(last)
-        new, entropy = self.logprobs(batch, self.temperature)
+        new, entropy = self.logprobs(batch, self.temperature if temperature is None else temperature)
+        batch.router_losses = self.module.router_losses
         value, measured = loss(new, entropy, batch)
         # A filler's empty output has to reach every parameter, or ranks would wait for each other's reductions.
         scaled = value * self._world.size + 0.0 * new.sum()

@@ -43,9 +43,13 @@ def run(job: Job) -> str | None:
         watch.add("rollout", collected.rollout_seconds)
         watch.add("score", collected.score_seconds)
         with watch.time("credit"):
-            credited = credit(collected, job.roles, plan, world, pad_id=job.pad_id, device=job.device)
+            credited = credit(
+                collected, job.roles, plan, world, pad_id=job.pad_id, device=job.device, kl_coefficient=job.kl_coefficient
+            )
         with watch.time("learn"):
-            updates = learn(credited.mini_batches, policy, plan, world, pad_id=job.pad_id, device=job.device, tick=emit.progress)
+            updates = learn(
+                credited.mini_batches, policy, plan, world, pad_id=job.pad_id, device=job.device, tick=emit.progress, beside=job.beside(step)
+            )
         with watch.time("sync"):
             sampler.load(policy.weights(), policy.version)
         step_done(job, step, collected, credited, updates)
@@ -66,12 +70,20 @@ def step_done(job: Job, step: int, collected: Collected, credited: Credited, upd
     write_samples(job, step, collected, credited)
     records = all_records(job, collected)
     metrics = step_metrics(job, records, credited, updates)
+    control_kl(job, metrics, credited, completions=len(records))
     job.emit.emit(StepDone(time=time.time(), attempt=job.emit.attempt, step=step, metrics=metrics))
     job.emit.state("running", step=step)
     for code, text in job.news(metrics):
         job.emit.warn(code, text)
     engine_agrees(metrics, job.plan)
     job.errors.add(*count_failures(records))  # raises on every rank alike, with the evidence already on disk
+
+
+def control_kl(job: Job, metrics: Mapping[str, Any], credited: Credited, *, completions: int) -> None:
+    """The coefficient of the next step, from the KL as it was applied. It stands still with the policy."""
+    kl = credited.kl_applied if credited.kl_applied is not None else metrics.get("kl")
+    if job.kl is not None and kl is not None and job.plan.trains_policy(job.emit.step):
+        job.kl.after(kl, completions)
 
 
 def engine_agrees(metrics: Mapping[str, Any], plan: Plan) -> None:
@@ -102,9 +114,9 @@ def save(job: Job, step: int) -> None:
             job.run,
             step,
             plan=job.written,
-            learner=job.roles.policy,
+            learner=job.trained,
             registry=job.registry,
-            export=job.export,
+            export=job.export_all,
             reward_sources=reward_sources(job.plan),
             world=job.world,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rftcli.algo import batchmath
@@ -16,6 +16,7 @@ from rftcli.engines import grammar
 from rftcli.errors import MachineError, UsageError
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_data import data_specs, reward_parts
+from rftcli.plan.compile_ppo import supervised_data
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.compile_run import scoring
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
@@ -108,11 +109,12 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
     try:
         policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems)
         reference = _reference(loaded, problems)
+        critic = _critic(loaded, problems)
     except MachineError:
         loaded.raise_problems(problems)  # what is wrong here and now comes before a hub that does not answer
         raise
     facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=scan.train_rows)
-    plan = _compile(loaded, facts, reference, problems)
+    plan = _compile(loaded, facts, reference, critic, problems)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
     return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=(*warnings, *_few_prompts(plan, scan.train_rows)))
@@ -201,7 +203,15 @@ def _reference(loaded: LoadedRecipe, problems: list[Problem]) -> ModelFacts | No
     return _model(loaded, "models.reference.from", recipe.models.reference.from_, problems)
 
 
-def _compile(loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, problems: list[Problem]) -> Plan | None:
+def _critic(loaded: LoadedRecipe, problems: list[Problem]) -> ModelFacts | None:
+    """Facts of a critic that does not start from the policy; None where it does, or where there is none."""
+    critic = loaded.recipe.models.critic
+    return None if critic is None or critic.from_ == "policy" else _model(loaded, "models.critic.from", critic.from_, problems)
+
+
+def _compile(
+    loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, critic: ModelFacts | None, problems: list[Problem]
+) -> Plan | None:
     """The plan, with `${VAR}` in its texts; None with the reasons added to `problems`."""
     try:
         return compile_plan(
@@ -211,6 +221,7 @@ def _compile(loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, p
             search_path=escaped(str(_path(loaded).resolve().parent)),
             policy_path=_written_path(loaded, ("models", "policy", "path"), facts.model),
             reference_path=None if reference is None else _written_path(loaded, ("models", "reference", "from"), reference),
+            critic=None if critic is None else replace(critic, path=_written_path(loaded, ("models", "critic", "from"), critic)),
         )
     except CompileError as error:
         problems += [loaded.problem(found.path, found.message, reason=found.reason, hint=found.hint) for found in error.problems]
@@ -227,6 +238,9 @@ def _scan(loaded: LoadedRecipe, problems: list[Problem], *, first: int | None) -
     """What is in every set, and reward entries without rows as warnings. Sets that cannot be read and labels without a reward entry are problems."""
     recipe = loaded.recipe
     train, held_out = data_specs(recipe)
+    stream = supervised_data(recipe)
+    if stream is not None:
+        _scan_sets(loaded, [(stream, ("train", "supervised", "data"))], problems, first)
     scan = Scan(
         train=_scan_sets(loaded, [(spec, ("data", "train", index)) for index, spec in enumerate(train)], problems, first),
         eval=_scan_sets(loaded, [(spec, ("data", "eval", spec.name)) for spec in held_out], problems, first),

@@ -79,7 +79,7 @@ def _train(plan: Any, run: RunDir, attempt: AttemptDir, world: Any, emit: Any, j
     emit.state("running", step=step)
     built = build(plan, run, attempt, world, device_of(plan, int(os.environ.get("LOCAL_RANK", "0"))), emit, first_step=step + 1)
     if job.get("checkpoint"):
-        restored = checkpoint.restore(Path(job["checkpoint"]), learner=built.roles.policy, registry=built.registry)
+        restored = checkpoint.restore(Path(job["checkpoint"]), learner=built.trained, registry=built.registry)
         assert restored == step, (restored, step)
     try:
         stopped = loop.run(built)

@@ -21,7 +21,10 @@ from rftcli.types import Update
 if TYPE_CHECKING:
     from rftcli.runtime.build import Job
 
-WEIGHTED = ("loss", "policy_loss", "entropy", "kl", "kl_update", "ratio_mean", "ratio_std", "clip_low_fraction", "clip_high_fraction")
+WEIGHTED = (
+    "loss", "policy_loss", "value_loss", "ptx_loss", "router_loss", "entropy", "kl", "kl_update", "ratio_mean", "ratio_std",
+    "clip_low_fraction", "clip_high_fraction",
+)  # fmt: skip
 """Metrics of several updates of a step, averaged with their trained tokens as weights."""
 
 
@@ -37,7 +40,8 @@ def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, 
     if credited.advantages:
         moments = Moments.of(credited.advantages.values())
         metrics["advantage_mean"], metrics["advantage_std"] = moments.mean, moments.sample_std
-        metrics["advantage_max"] = max(map(abs, credited.advantages.values()))
+        metrics["advantage_min"], metrics["advantage_max"] = min(credited.advantages.values()), max(credited.advantages.values())
+    metrics.update(credited.metrics)
     metrics.update(update_metrics(updates))
     job.totals.tokens += metrics["tokens"]
     metrics["tokens_total"] = job.totals.tokens
@@ -45,8 +49,8 @@ def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, 
     passes = job.source.passes(job.source.next_draw)
     if passes is not None:
         metrics["data_passes"] = passes
-    if job.plan.loss.kl_coefficient:
-        metrics["kl_coefficient"] = job.plan.loss.kl_coefficient
+    if job.kl_coefficient is not None:
+        metrics["kl_coefficient"] = job.kl_coefficient
     seconds = job.watch.lap()
     rows = job.world.gather(seconds)
     metrics["seconds"] = max(rows, key=lambda row: row["rollout"] + row["score"])  # the slowest rank's own account
@@ -72,11 +76,13 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, Any]:
             metrics[name] = max(peaks)
     if "sampler_gap_mean" in metrics:
         metrics["sampler_logprob_gap"] = {"mean": metrics.pop("sampler_gap_mean"), "max": metrics.pop("sampler_gap_max")}
-    norms = [update.grad_norm for update in applied if update.grad_norm is not None]
-    if norms:
-        metrics["grad_norm"] = max(norms)
-    if updates:
-        metrics["lr"] = updates[-1].lr
+    for role, prefix in (("policy", ""), ("critic", "critic_")):
+        mine = [update for update in updates if update.role == role]
+        norms = [update.grad_norm for update in mine if update.applied and update.grad_norm is not None]
+        if norms:
+            metrics[f"{prefix}grad_norm"] = max(norms)
+        if mine:
+            metrics[f"{prefix}lr"] = mine[-1].lr
     return metrics
 
 

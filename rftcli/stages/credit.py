@@ -6,18 +6,32 @@ Leaves out the loss and the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from rftcli.algo import align
 from rftcli.algo.advantages import ADVANTAGES
+from rftcli.algo.returns import white_completions
 from rftcli.plan.plan import AdvantagePlan, Plan
 from rftcli.protocols import Policy, Roles, World
 from rftcli.stages import batches
 from rftcli.stages.collect import Collected
+from rftcli.stages.token_credit import (
+    KlPenalty,
+    clip_tokens,
+    completion_means,
+    key_of,
+    kl_penalty,
+    token_advantages,
+    value_metrics,
+    whiten_tokens,
+    whitened_over,
+)
+from rftcli.stages.values import fill_values
 from rftcli.types import Experience, Group, ScoredSample
 
 
@@ -27,27 +41,59 @@ class Credited:
 
     mini_batches: tuple[tuple[Experience, ...], ...]
     advantages: dict[tuple[int, int], float]
-    """(draw, sample) -> advantage, all ranks."""
+    """(draw, sample) -> advantage, all ranks; where tokens have advantages of their own, their mean."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the step event: what only credit sees."""
+    kl_applied: float | None = None
+    """The KL that was taken from the rewards, as its level counts it; None where it is not in the reward."""
 
 
-def credit(collected: Collected, roles: Roles, plan: Plan, world: World, *, pad_id: int, device: torch.device) -> Credited:
-    advantages = step_advantages(collected.groups, plan.advantage, world)
-    mini_batches = tuple(
-        tuple(_experience(sample, advantages.get((group.prompt.draw, sample.completion.sample))) for group in mini_batch for sample in group.samples)
-        for mini_batch in collected.mini_batches
-    )
+def credit(
+    collected: Collected, roles: Roles, plan: Plan, world: World, *, pad_id: int, device: torch.device, kl_coefficient: float | None = None
+) -> Credited:
+    """`kl_coefficient` in force in this step; None: the plan's."""
+    mini_batches = tuple(tuple(_experience(sample) for group in mini_batch for sample in group.samples) for mini_batch in collected.mini_batches)
     everything = [experience for mini_batch in mini_batches for experience in mini_batch]
     if plan.batch.needs_prepass is not None:
         _fill(everything, roles.policy, "old_logprobs", plan, world, pad_id=pad_id, device=device)
     if roles.reference is not None:
         _fill(everything, roles.reference, "reference_logprobs", plan, world, pad_id=pad_id, device=device)
-    return Credited(mini_batches=mini_batches, advantages=advantages)
+    if roles.critic is not None:
+        fill_values(everything, roles.critic, plan, world, pad_id=pad_id, device=device)
+    penalty = KlPenalty()
+    if plan.kl is not None and plan.kl.in_reward:
+        penalty = kl_penalty(everything, plan.kl, plan.kl.coefficient if kl_coefficient is None else kl_coefficient, world)
+    if plan.advantage.per_token:
+        token_advantages(everything, plan.advantage, penalty)
+    else:
+        advantages = step_advantages(collected.groups, plan.advantage, world, penalty.by_completion)
+        for experience in everything:
+            experience.advantages = torch.full(experience.mask.shape, advantages.get(key_of(experience), 0.0), dtype=torch.float32)
+    metrics = value_metrics(everything, world)
+    if penalty.token_mean is not None:
+        metrics["kl"] = penalty.token_mean
+    by_token = whitened_over(plan.advantage) == "tokens"
+    if by_token:
+        whiten_tokens(everything, world)
+    if plan.advantage.clip is not None:
+        metrics["advantage_clip_fraction"] = clip_tokens(everything, plan.advantage.clip, world)
+    if plan.advantage.per_token or by_token or plan.advantage.clip is not None:
+        advantages = completion_means(everything, world)
+    return Credited(mini_batches=mini_batches, advantages=advantages, metrics=metrics, kl_applied=penalty.applied)
 
 
-def step_advantages(groups: Sequence[Group], plan: AdvantagePlan, world: World) -> dict[tuple[int, int], float]:
-    """(draw, sample) -> advantage of every scored completion of the step, the same on every rank."""
+def step_advantages(
+    groups: Sequence[Group], plan: AdvantagePlan, world: World, penalties: Mapping[tuple[int, int], float] = MappingProxyType({})
+) -> dict[tuple[int, int], float]:
+    """(draw, sample) -> advantage of every scored completion of the step, the same on every rank. `penalties`: what is taken from this rank's rewards
+    before any baseline."""
     local = [
-        (group.prompt.draw, sample.completion.sample, sample.reward, len(sample.completion.trace.ids))
+        (
+            group.prompt.draw,
+            sample.completion.sample,
+            sample.reward - penalties.get((group.prompt.draw, sample.completion.sample), 0.0),
+            len(sample.completion.trace.ids),
+        )
         for group in groups
         for sample in group.samples
         if sample.reward is not None
@@ -62,10 +108,12 @@ def step_advantages(groups: Sequence[Group], plan: AdvantagePlan, world: World) 
         "lengths": torch.tensor([length for _, _, _, length in scored], dtype=torch.int64),
     }
     values = row.function(*(available[name] for name in row.inputs), **plan.options)
+    if whitened_over(plan) == "completions":
+        values = white_completions(values)
     return {(draw, sample): float(value) for (draw, sample, _, _), value in zip(scored, values, strict=True)}
 
 
-def _experience(sample: ScoredSample, advantage: float | None) -> Experience:
+def _experience(sample: ScoredSample) -> Experience:
     completion = sample.completion
     length = len(completion.trace.ids)
     trained = torch.ones(length, dtype=torch.bool) if completion.trace.mask is None else torch.tensor(completion.trace.mask, dtype=torch.bool)
@@ -76,7 +124,7 @@ def _experience(sample: ScoredSample, advantage: float | None) -> Experience:
         token_ids=torch.tensor(completion.prompt.token_ids + completion.trace.ids, dtype=torch.int64),
         prompt_tokens=len(completion.prompt.token_ids),
         mask=trained,
-        advantages=torch.full((length,), advantage or 0.0, dtype=torch.float32),
+        advantages=torch.zeros(length),
         sampler_logprobs=None if completion.trace.logprobs is None else torch.tensor(completion.trace.logprobs, dtype=torch.float32),
     )
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rftcli.algo.advantages import ADVANTAGES, groups_with_spread, grpo, reinforce, rloo, zero_signal_fraction
 
+COMPLETION_LEVEL = sorted(name for name, row in ADVANTAGES.items() if row.level == "completion")
 BASELINES = sorted(name for name, row in ADVANTAGES.items() if row.baseline)
 VARIANTS = {
     "grpo": grpo,
@@ -149,13 +150,13 @@ def test_groups_with_spread_and_zero_signal() -> None:
     assert zero_signal_fraction(*nothing, 3) == 1.0
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", COMPLETION_LEVEL)
 def test_no_completion_was_scored(name: str) -> None:
     inputs = {"rewards": torch.zeros(0), "group": torch.zeros(0, dtype=torch.int64)}
     assert ADVANTAGES[name].function(*(inputs[key] for key in ADVANTAGES[name].inputs)).shape == (0,)
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", COMPLETION_LEVEL)
 def test_a_failure_is_never_a_number(name: str) -> None:
     inputs = {"rewards": torch.tensor([1.0, torch.nan]), "group": torch.tensor([0, 0])}
     with pytest.raises(AssertionError, match="not finite"):
@@ -164,4 +165,4 @@ def test_a_failure_is_never_a_number(name: str) -> None:
 
 def test_baselines_need_two_samples() -> None:
     assert BASELINES == ["grpo", "rloo"]
-    assert {name: row.min_samples for name, row in ADVANTAGES.items()} == {"grpo": 2, "rloo": 2, "reinforce": 1}
+    assert {name: row.min_samples for name, row in ADVANTAGES.items()} == {"grpo": 2, "rloo": 2, "reinforce": 1, "gae": 1}

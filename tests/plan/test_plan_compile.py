@@ -284,6 +284,20 @@ OTHER: dict[str, str] = {
     "reward_shaping.max_error_rate": "0.5",
     "algorithm.advantage.kind": "rloo", "algorithm.advantage.normalise_std": "false", "algorithm.advantage.std": "batch",
     "algorithm.loss.clip_low": "0.1", "algorithm.loss.clip_high": "0.3", "algorithm.loss.dual_clip": "3",
+    "algorithm.advantage.whiten": "all", "algorithm.advantage.clip": "5", "algorithm.advantage.gamma": "0.9", "algorithm.advantage.lam": "0.9",
+    "algorithm.kl.place": "reward", "algorithm.kl.level": "mean", "algorithm.kl.controller.kind": "fixed",
+    "algorithm.kl.controller.target": "2", "algorithm.kl.controller.horizon": "5",
+    "models.policy.router_loss": "0.1",
+    "models.critic.from": "org/critic", "models.critic.head": "v", "models.critic.value_clip": "0.5", "models.critic.warmup_steps": "2",
+    "models.critic.max_grad_norm": "0.5", "models.critic.optimizer.lr": "1e-4", "models.critic.optimizer.betas": "[0.8, 0.9]",
+    "models.critic.optimizer.eps": "1e-7", "models.critic.optimizer.weight_decay": "0.1", "models.critic.optimizer.schedule": "cosine",
+    "models.critic.optimizer.warmup_steps": "3", "models.critic.optimizer.min_lr": "1e-9", "models.critic.optimizer.schedule_steps": "20",
+    "models.critic.optimizer.kind": "adamw_8bit", "models.critic.optimizer.options": "{amsgrad: true}", "models.critic.optimizer.no_decay": "['*bias']",
+    "train.freeze_policy_steps": "1",
+    "train.supervised.data.path": "/s.jsonl", "train.supervised.data.python": "'a:c'", "train.supervised.data.options": "{n: 2}",
+    "train.supervised.data.limit": "3", "train.supervised.data.system": "s", "train.supervised.data.as_chat": "true",
+    "train.supervised.data.columns.prompt": "q", "train.supervised.data.columns.reference": "r", "train.supervised.coefficient": "0.3",
+    "train.supervised.rows_per_update": "7",
     "algorithm.loss.aggregate": "sequence_mean", "algorithm.kl.coefficient": "0.2", "algorithm.kl.estimator": "k2",
     "batch.prompts_per_step": "32", "batch.updates_per_step": "2", "batch.epochs": "2", "batch.micro_batch_size": "3", "batch.layout": "packed",
     "train.steps": "11", "train.data_passes": "5", "train.max_grad_norm": "0.5",
@@ -306,6 +320,7 @@ OTHER: dict[str, str] = {
     "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
 }  # fmt: skip
 """Every key of the language that has more than one value, with another value than BASE or the default has."""
+PPO = ("algorithm.advantage.kind=gae", "models.critic={}")
 SETUP: dict[str, tuple[str, ...]] = {
     "data.train[].path": ("data.train=[{path: /a.jsonl}]",),
     "data.train[].split": ("data.train=[{path: org/name}]",),
@@ -319,15 +334,33 @@ SETUP: dict[str, tuple[str, ...]] = {
     "train.precision.reduce": ("models.policy.dtype=bfloat16",),
     "rollout.structured.regex": ("rollout.structured.regex=b",),
     "rollout.structured.json_schema": ("rollout.structured.json_schema={type: string}",),
-}
+    "algorithm.advantage.gamma": ("algorithm.advantage.kind=reinforce",),
+    "algorithm.advantage.lam": PPO,
+    "algorithm.kl.level": ("algorithm.kl.place=reward",),
+    "algorithm.kl.controller.kind": ("algorithm.kl.controller={kind: adaptive, target: 1}",),
+    "algorithm.kl.controller.target": ("algorithm.kl.controller={kind: adaptive, target: 1}",),
+    "algorithm.kl.controller.horizon": ("algorithm.kl.controller={kind: adaptive, target: 1}",),
+    "models.critic.from": PPO, "models.critic.head": (*PPO, "models.critic.from=org/critic"), "models.critic.value_clip": PPO,
+    "models.critic.warmup_steps": PPO, "models.critic.max_grad_norm": PPO, "train.freeze_policy_steps": PPO,
+    **{f"models.critic.optimizer.{key}": PPO for key in ("lr", "betas", "eps", "weight_decay", "schedule", "warmup_steps", "schedule_steps")},
+    "models.critic.optimizer.options": PPO, "models.critic.optimizer.no_decay": (*PPO, "models.critic.optimizer.weight_decay=0.1"),
+    "models.critic.optimizer.min_lr": (*PPO, "models.critic.optimizer.schedule=linear"),
+    "train.supervised.data.python": ("train.supervised={data: {path: /p.jsonl}}",),
+    "train.supervised.data.options": ("train.supervised={data: {python: 'a:b'}}",),
+    **{f"train.supervised.{key}": ("train.supervised={data: {path: /p.jsonl}}",) for key in (
+        "data.path", "data.limit", "data.system", "data.as_chat", "data.columns.prompt", "data.columns.reference", "coefficient", "rows_per_update",
+    )},
+}  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
 INSTEAD_OF: dict[str, str] = {
     "data.eval.NAME.python": "data.eval.test.path=null",
     "rewards.LABEL.parts[].python": "rewards.default[0].rule=null",
     "train.data_passes": "train.steps=null",
+    "train.supervised.data.python": "train.supervised.data.path=null",
+    "algorithm.kl.controller.kind": "algorithm.kl.controller.target=null",
 }
 """What the key takes the place of."""
-ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "algorithm.kl.place"}
+ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "models.critic.optimizer.kind"}
 """Keys with a single value so far."""
 MERGED = {"extends"}
 for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`
@@ -348,6 +381,10 @@ def test_no_key_is_ignored(compiled: Compiled, pattern: str) -> None:
     path = pattern.replace("data.train[]", "data.train[0]").replace("eval.NAME", "eval.test").replace("rewards.LABEL.parts[]", "rewards.default[0]")
     setup = (*BASE, *SETUP.get(pattern, ()))
     instead = (INSTEAD_OF[pattern],) if pattern in INSTEAD_OF else ()
-    before = compiled(*setup)
-    after = compiled(*setup, *instead, f"{path}={OTHER[pattern]}", reference_path="/ref" if pattern == "models.reference.from" else None)
+    before = compiled(*setup, experts=4)
+    other_models = {
+        "reference_path": "/ref" if pattern == "models.reference.from" else None,
+        "critic": ModelFacts(path="/critic") if pattern == "models.critic.from" else None,
+    }
+    after = compiled(*setup, *instead, f"{path}={OTHER[pattern]}", experts=4, **other_models)
     assert plan_to_json(before) != plan_to_json(after)

@@ -32,6 +32,7 @@ models:
     dropout: 0.1
     gradient_checkpointing: true
     options: {low_cpu: true}
+    router_loss: 0.01
     chat:
       template: "{{ messages }}"
       options: {thinking: false}
@@ -40,6 +41,24 @@ models:
       score_prefill: false
   reference:
     from: other/model
+  critic:
+    from: some/critic
+    head: v_head
+    optimizer:
+      kind: adamw
+      lr: 2e-5
+      betas: [0.8, 0.9]
+      eps: 1e-7
+      weight_decay: 0.01
+      schedule: linear
+      warmup_steps: 0
+      min_lr: 1e-7
+      schedule_steps: 200
+      options: {amsgrad: true}
+      no_decay: ['*bias']
+    value_clip: 0.3
+    warmup_steps: 5
+    max_grad_norm: 0.5
 data:
   train:
     - name: first
@@ -120,9 +139,13 @@ reward_shaping:
   max_error_rate: 0.5
 algorithm:
   advantage:
-    kind: grpo
-    normalise_std: true
-    std: batch
+    kind: gae
+    normalise_std: false
+    std: group
+    whiten: all
+    clip: 5.0
+    gamma: 0.99
+    lam: 0.95
   loss:
     kind: ppo_clip
     clip_low: 0.1
@@ -132,7 +155,12 @@ algorithm:
   kl:
     coefficient: 0.001
     estimator: k2
-    place: loss
+    place: reward
+    level: mean
+    controller:
+      kind: adaptive
+      target: 0.05
+      horizon: 5000
 batch:
   prompts_per_step: 16
   updates_per_step: 2
@@ -165,6 +193,20 @@ train:
     parameters: none
   compile: true
   deterministic: true
+  freeze_policy_steps: 2
+  supervised:
+    data:
+      python: my_rows:answers
+      path: null
+      options: {size: 3}
+      limit: 50
+      system: count
+      as_chat: true
+      columns:
+        prompt: question
+        reference: answer
+    coefficient: 0.2
+    rows_per_update: 8
   deepspeed:
     zero_stage: 2
     extra: {zero_optimization: {overlap_comm: true}}

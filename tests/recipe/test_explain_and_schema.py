@@ -76,13 +76,12 @@ def test_every_key_rule_and_code_has_a_page() -> None:
     ("path", "hint"),
     [
         ("rollout.temp", "did you mean `rollout.temperature`?"),
-        ("lr", "did you mean `train.optimizer.lr`?"),
+        ("lr", "did you mean `models.critic.optimizer.lr` or `train.optimizer.lr`?"),
         ("train.stps", "did you mean `train.steps`?"),
         ("group-of-on", "did you mean `group-of-one`?"),
         ("rewards.math.parts.wieght", "did you mean `rewards.LABEL.parts[].weight`?"),
         ("reward", "did you mean `rewards` or `reward_shaping` or `eval.rewards`?"),
-        ("path", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path`?"),
-        ("data.pat", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path` or `train.early_stop.patience`?"),
+        ("path", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path` or `train.supervised.data.path`?"),
         ("temperatur", "did you mean `data.eval.NAME.sampling.temperature` or `rollout.temperature` or `eval.temperature`?"),
         ("passes", "did you mean `train.data_passes`?"),
         ("zzzz", "`rft explain` lists the sections, `rft explain rollout` a section's keys"),
@@ -175,7 +174,7 @@ def test_needed_keys_may_come_from_a_parent() -> None:
     assert needed["properties"]["data"] == {"required": ["train"]}
     assert needed["properties"]["rewards"] == {"additionalProperties": {"required": ["parts"]}}
     assert needed["properties"]["eval"] == {"properties": {"rewards": needed["properties"]["rewards"]}}
-    assert needed["properties"]["train"] == {"properties": {"early_stop": {"required": ["metric"]}}}
+    assert needed["properties"]["train"] == {"properties": {"early_stop": {"required": ["metric"]}, "supervised": {"required": ["data"]}}}
     assert set(needed["properties"]) == {"models", "data", "rewards", "train", "eval"}
 
 

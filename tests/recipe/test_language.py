@@ -137,7 +137,23 @@ ADDED = {
     *(f"data.eval.NAME.sampling{key}" for key in ("", ".temperature", ".top_p", ".top_k", ".min_p", ".max_new_tokens", ".min_new_tokens")),
     *(f"train.early_stop{key}" for key in ("", ".metric", ".patience", ".mode", ".min_delta")),
     *(f"samples{key}" for key in ("", ".every", ".max")),
-}
+    "models.policy.router_loss",
+    "models.critic.head",
+    "models.critic.max_grad_norm",
+    *(f"models.critic.optimizer.{key}" for key in (
+        "kind", "betas", "eps", "weight_decay", "schedule", "warmup_steps", "min_lr", "schedule_steps", "options", "no_decay",
+    )),
+    "algorithm.kl.level",
+    "algorithm.kl.controller.target",
+    "algorithm.kl.controller.horizon",
+    "train.supervised.rows_per_update",
+    *(f"train.supervised.data.{key}" for key in ("path", "python", "options", "limit", "system", "as_chat")),
+    "train.supervised.data",
+    "train.supervised.coefficient",
+    "train.supervised.data.columns",
+    "train.supervised.data.columns.prompt",
+    "train.supervised.data.columns.reference",
+}  # fmt: skip
 """Keys that this package adds to the language."""
 
 
@@ -241,7 +257,7 @@ def test_every_key_says_what_it_means() -> None:
 def test_keys_that_may_be_null_have_null_as_default_or_keep_it() -> None:
     """Null in a child recipe takes a key back to its default, unless it is a value of its own there, which then has to survive merging."""
     meant = {key.pattern for key in keys() if key.kind.null and default_of(key.info) is not None}
-    assert meant == {"train.max_grad_norm"}
+    assert meant == {"train.max_grad_norm", "models.critic.value_clip", "models.critic.max_grad_norm"}
     assert {key.pattern for key in keys() if null_has_a_meaning(key.pieces)} == meant
 
 

@@ -136,7 +136,7 @@ def test_what_was_meant(minimal: str, problems_of: Problems, written: str, label
 
 def test_a_misspelt_value(minimal: str, problems_of: Problems) -> None:
     (problem,) = problems_of(minimal + "algorithm: {advantage: {kind: gppo}}")
-    assert (problem.message, problem.label, problem.allowed) == ("unknown value `gppo`", "did you mean `grpo`?", ("grpo", "rloo", "reinforce"))
+    assert (problem.message, problem.label, problem.allowed) == ("unknown value `gppo`", "did you mean `grpo`?", ("grpo", "rloo", "reinforce", "gae"))
     (problem,) = problems_of(minimal + "batch: {micro_batch_size: auot}")
     assert (problem.message, problem.label) == ("must be auto or an integer, got `auot`", "did you mean `auto`?")
 

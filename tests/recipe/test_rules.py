@@ -16,6 +16,7 @@ Problems = Callable[..., list[Problem]]
 KNOWN = {"exact": ("strip", "case"), "near": ()}
 EVAL = "data: {train: {path: a}, eval: {e: {path: b, samples_per_prompt: 4}}}"
 TWO = "rewards: {default: [{rule: exact}, {rule: exact%s}]}"
+GAE = ("algorithm.advantage.kind=gae", "models.critic={}")
 
 BREACHES = [
     ("run-length", ["train=null"], "train", "needs `steps` or `data_passes`"),
@@ -262,6 +263,60 @@ BREACHES = [
         "the plan derives `zero_optimization.offload_param`",
     ),
     ("deepspeed-extra", ["train.deepspeed.extra={overlap_comm: true}"], "train.deepspeed.extra.overlap_comm", "`overlap_comm` is not passed on to DeepSpeed"),
+    ("critic", ["algorithm.advantage.kind=gae"], "algorithm.advantage.kind", "`gae` needs a critic"),
+    ("critic", ["models.critic={}"], "models.critic", "nothing reads its values"),
+    (
+        "critic-warmup",
+        [*GAE, "models.critic={warmup_steps: 2, optimizer: {warmup_steps: 3}}"],
+        "models.critic.optimizer.warmup_steps",
+        "is already `models.critic.warmup_steps`",
+    ),
+    (
+        "critic-warmup",
+        [*GAE, "models.critic.warmup_steps=11"],
+        "models.critic.warmup_steps",
+        "must be at most 10, the steps of its schedule, got 11",
+    ),
+    (
+        "critic-min-lr",
+        [*GAE, "models.critic.optimizer={min_lr: 1e-4, schedule: linear}"],
+        "models.critic.optimizer.min_lr",
+        "must be at most `lr`, got 0.0001 above 1e-05",
+    ),
+    ("critic-min-lr", [*GAE, "models.critic.optimizer.min_lr=1e-7"], "models.critic.optimizer.min_lr", "has no effect on a constant schedule"),
+    ("critic-head", [*GAE, "models.critic.head=v_head"], "models.critic.head", "the policy has no value head"),
+    ("frozen-policy", ["train.freeze_policy_steps=2"], "train.freeze_policy_steps", "needs a critic"),
+    ("frozen-policy", [*GAE, "train.freeze_policy_steps=10"], "train.freeze_policy_steps", "must be below `train.steps`, got 10 of 10"),
+    ("discount", ["algorithm.advantage.gamma=0.9"], "algorithm.advantage.gamma", "has no effect with `grpo`"),
+    ("discount", ["algorithm.advantage={kind: reinforce, lam: 0.9}"], "algorithm.advantage.lam", "has no effect with `reinforce`"),
+    ("kl-level", ["algorithm.kl.level=sequence"], "algorithm.kl.level", "has no effect with `place: loss`"),
+    ("kl-level", ["algorithm.kl={place: reward, level: token}"], "algorithm.kl.level", "must be sequence or mean for `grpo`"),
+    (
+        "kl-controller",
+        ["algorithm.kl={coefficient: 0.1, controller: {kind: adaptive}}"],
+        "algorithm.kl.controller.kind",
+        "needs a `target`",
+    ),
+    (
+        "kl-controller",
+        ["algorithm.kl.controller={kind: adaptive, target: 1}"],
+        "algorithm.kl.controller.kind",
+        "needs a `coefficient` above 0 to start from",
+    ),
+    ("kl-controller", ["algorithm.kl.controller.target=1"], "algorithm.kl.controller.target", "has no effect with `kind: fixed`"),
+    ("supervised-source", ["train.supervised={data: {limit: 3}}"], "train.supervised.data", "needs `path` or `python`"),
+    (
+        "supervised-source",
+        ["train.supervised={data: {path: a.jsonl, python: 'm:f'}}"],
+        "train.supervised.data.python",
+        "`path` and `python` exclude each other",
+    ),
+    (
+        "supervised-source",
+        ["train.supervised={data: {path: a.jsonl, options: {a: 1}}}"],
+        "train.supervised.data.options",
+        "only a `python` source takes options",
+    ),
 ]
 
 

@@ -10,13 +10,15 @@ Annotations are read at run time, so they are not postponed. One file a group of
 
 from pydantic import Field
 
-from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, Loss
+from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, KlController, Loss
 from rftcli.recipe.sections.base import Name, PathText, Section, Text
+from rftcli.recipe.sections.critic import CriticModel, CriticOptimizer
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, SetSampling, TrainSource
 from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceModel
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, Samples, Track, Wandb
+from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
 
 
@@ -51,6 +53,8 @@ __all__ = [
     "Chat",
     "Checkpoint",
     "Columns",
+    "CriticModel",
+    "CriticOptimizer",
     "Data",
     "DataSource",
     "DeepSpeed",
@@ -59,12 +63,15 @@ __all__ = [
     "EvalSource",
     "HfEngine",
     "Kl",
+    "KlController",
     "Loss",
     "Models",
     "NonFinite",
+    "Offload",
     "Optimizer",
     "PathText",
     "PolicyModel",
+    "Precision",
     "Recipe",
     "ReferenceModel",
     "Reward",
@@ -74,6 +81,9 @@ __all__ = [
     "Samples",
     "Section",
     "SetSampling",
+    "Supervised",
+    "SupervisedColumns",
+    "SupervisedSource",
     "Track",
     "Train",
     "TrainSource",

@@ -10,9 +10,17 @@ from rftcli.recipe.sections.base import Section
 class Advantage(Section):
     """How rewards become advantages."""
 
-    kind: Literal["grpo", "rloo", "reinforce"] = Field("grpo", description="Estimator of the advantage.")
+    kind: Literal["grpo", "rloo", "reinforce", "gae"] = Field("grpo", description="Estimator of the advantage.")
     normalise_std: bool = Field(True, description="grpo: whether the centred reward is divided by a standard deviation; false is Dr. GRPO.")
     std: Literal["group", "batch"] = Field("group", description="grpo: which rewards the standard deviation is taken over.")
+    whiten: Literal["with_signal", "all", "off"] = Field(
+        "with_signal",
+        description="Whether advantages of a step are brought to mean 0 and deviation 1, over all ranks at once: as the estimator's own formula "
+        "says, always, or never.",
+    )
+    clip: Annotated[float, Field(gt=0)] | None = Field(None, description="Largest size of an advantage, after whitening; null is off.")
+    gamma: float = Field(1.0, gt=0, le=1, description="gae and reinforce: what a reward is multiplied with for each token before it.")
+    lam: float = Field(1.0, ge=0, le=1, description="gae: how far the estimate looks past the critic; 1 trusts rewards alone, 0 the next value.")
 
 
 class Loss(Section):
@@ -29,12 +37,26 @@ class Loss(Section):
     )
 
 
+class KlController(Section):
+    """How the coefficient of the KL term changes from step to step."""
+
+    kind: Literal["fixed", "adaptive"] = Field("fixed", description="Whether the coefficient stays, or follows the KL towards `target`.")
+    target: Annotated[float, Field(gt=0)] | None = Field(None, description="adaptive: the KL, as it is applied, at which the coefficient stays.")
+    horizon: float = Field(10000.0, gt=0, description="adaptive: completions over which an error of 100% would double the coefficient.")
+
+
 class Kl(Section):
     """The penalty for leaving the reference model."""
 
     coefficient: float = Field(0.0, ge=0, description="Factor of the KL term; 0 loads no reference model.")
     estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Estimate of the KL per token, from d = log-prob - reference log-prob.")
-    place: Literal["loss"] = Field("loss", description="Where the KL term is added.")
+    place: Literal["loss", "reward"] = Field("loss", description="Where the KL term is added: to the loss, or taken from the reward.")
+    level: Literal["auto", "token", "sequence", "mean"] = Field(
+        "auto",
+        description="In the reward: taken from the reward of each token, or its sum or mean over the answer from the reward of the answer; auto: "
+        "token for gae and reinforce, else sequence.",
+    )
+    controller: KlController = Field(default_factory=KlController, description="How the coefficient changes from step to step.")
 
 
 class Algorithm(Section):

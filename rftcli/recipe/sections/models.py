@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import ModelPath, Options, PathText, Section, Share, TemplateText, Text
+from rftcli.recipe.sections.critic import CriticModel
 
 
 class Chat(Section):
@@ -31,6 +32,9 @@ class PolicyModel(Section):
         "auto", description="Whether activations are computed again in the backward pass, which saves memory and costs time."
     )
     options: Options = Field({}, description="Further arguments of `from_pretrained`.")
+    router_loss: float = Field(
+        0.0, ge=0, description="Coefficient of the loss that balances a mixture of experts, within each answer's sequence; 0 is off."
+    )
     chat: Chat = Field(default_factory=Chat, description="How messages become the text of a prompt.")
 
 
@@ -49,3 +53,4 @@ class Models(Section):
     reference: ReferenceModel = Field(
         default_factory=ReferenceModel, description="The frozen model that the KL term compares with; loaded only when something needs it."
     )
+    critic: CriticModel | None = Field(None, description="The model that learns what answers will be worth; gae needs one. A mapping may be empty.")

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, NonNegative, Options, Section, Share, Text
 from rftcli.recipe.sections.run import EarlyStop
+from rftcli.recipe.sections.supervised import Supervised
 
 
 class Batch(Section):
@@ -90,5 +91,7 @@ class Train(Section):
     compile: bool = Field(False, description="Whether the model's layers are compiled for the update (torch.compile); not under ZeRO stage 3.")
     deterministic: bool = Field(False, description="Whether only kernels with repeatable results run: slower on a GPU.")
     deepspeed: DeepSpeed = Field(default_factory=DeepSpeed, description="What the recipe decides about DeepSpeed.")
+    freeze_policy_steps: NonNegative = Field(0, description="Steps at the start in which only the critic learns.")
+    supervised: Supervised | None = Field(None, description="Known answers that are learned beside the rewarded ones; null is off.")
     nonfinite: NonFinite = Field(default_factory=NonFinite, description="What happens when a gradient is not finite.")
     early_stop: EarlyStop | None = Field(None, description="When the run ends because it does not get better; null is never.")

@@ -1,0 +1,88 @@
+"""The critic as a trained role, and all trained roles as one to a checkpoint.
+
+What it leaves out: the value model itself (`models.value`) and what its values are for (`stages.values`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from rftcli.errors import RftError
+from rftcli.models.value import ValueModel, export_value_model, load_value_model
+from rftcli.plan.plan import CriticPlan
+from rftcli.protocols import World
+from rftcli.runtime.learner import DeepSpeedLearner
+from rftcli.types import Batch
+
+CRITIC_FOLDER = "critic"
+"""Inside a checkpoint's trainer/: the critic's DeepSpeed state; beside policy/: its Hugging Face form."""
+
+
+class CriticLearner(DeepSpeedLearner):
+    """A DeepSpeedLearner whose module gives values instead of log-probs."""
+
+    def values(self, batch: Batch) -> torch.Tensor:
+        """(N,) the value before each trained token."""
+        return self.logprobs(batch, 1.0)[0]
+
+
+def make_critic(plan: CriticPlan, world: World, device: torch.device) -> CriticLearner:
+    model = load_value_model(
+        plan.model.path,
+        head=plan.head,
+        dtype=plan.model.dtype,
+        attention=plan.model.attention,
+        options=plan.model.options,
+        trust_remote_code=plan.model.trust_remote_code,
+        device=device,
+    )
+    return CriticLearner(ValueModel(model, gradient_checkpointing=plan.model.gradient_checkpointing), plan.learner, world, device, temperature=1.0)
+
+
+class Trained:
+    """Policy and, if there is one, critic: what a checkpoint's trainer/ holds."""
+
+    def __init__(self, policy: Any, critic: CriticLearner | None) -> None:
+        self.policy = policy
+        self.critic = critic
+
+    def save(self, directory: Path) -> None:
+        """Collective. An error of one role is raised after both are through: the other ranks are still writing."""
+        failure: OSError | RuntimeError | None = None
+        for learner, folder in self._roles(directory):
+            try:
+                learner.save(folder)
+            except (OSError, RuntimeError) as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def load(self, directory: Path) -> None:
+        for learner, folder in self._roles(directory):
+            learner.load(folder)
+
+    def _roles(self, directory: Path) -> list[tuple[Any, Path]]:
+        roles = [(self.policy, directory)]
+        return roles if self.critic is None else [*roles, (self.critic, directory / CRITIC_FOLDER)]
+
+
+def export_critic(critic: CriticLearner, tokenizer: Any, directory: Path, world: World) -> None:
+    """The critic so that from_pretrained loads it. Collective: rank 0 keeps what the others help to gather, and writes."""
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in critic.weights():
+        if world.rank == 0:
+            state[name] = tensor.to("cpu", copy=True)
+    problem = None
+    if world.rank == 0:
+        try:
+            export_value_model(critic.module.model, tokenizer, state, directory)
+        except (OSError, SafetensorError) as error:  # the second is how safetensors tells of a full disk
+            problem = f"{type(error).__name__}: {error}"
+    failed = next((text for text in world.gather(problem) if text is not None), None)
+    if failed is not None:
+        hint = f"free space (`df -h {directory.parent}`), then `rft resume`"
+        raise RftError(f"the critic could not be written to {directory}: {failed}", hint=hint)
