@@ -151,6 +151,12 @@ BREACHES = [
         "needs ZeRO stage 3, got `zero_stage` 2",
     ),
     ("precision-pairs", ["train.precision.master=bfloat16"], "train.precision.gradients", "must be bfloat16 while `master` is bfloat16"),
+    (
+        "precision-pairs",
+        ["train={precision: {master: bfloat16, gradients: bfloat16}, offload: {optimizer: cpu}}"],
+        "train.precision.master",
+        "must be float32 while the optimizer is offloaded",
+    ),
     ("compile-sharded", ["train={compile: true, deepspeed: {zero_stage: 3}}"], "train.compile", "must be false under ZeRO stage 3"),
     ("compile-sharded", ["train={compile: true, offload: {parameters: cpu}}"], "train.compile", "must be false under ZeRO stage 3"),
     ("deepspeed-extra", ["train.deepspeed.extra={gradient_clipping: 1.0}"], "train.deepspeed.extra.gradient_clipping", "the plan derives `gradient_clipping`"),
