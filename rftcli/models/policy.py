@@ -31,11 +31,15 @@ class CausalPolicy(nn.Module):
 
     Packed rows (attention_mask None, positions that restart) attend inside their own sequence only: transformers derives that mask from the
     positions when there is no cache, with sdpa and eager attention.
+
+    `compiled`: the backbone of this path goes through torch.compile, once for all shapes.
     """
 
-    def __init__(self, model: PreTrainedModel, *, head: Head = "chunked", gradient_checkpointing: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, head: Head = "chunked", gradient_checkpointing: bool = False, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
+        # A method, not a module: an engine that samples from the same weights keeps the uncompiled one, and no parameter gets a second name.
+        self._run_decoder = torch.compile(model.get_decoder().forward, dynamic=True) if compiled else None
         self.head: Head = head
         self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
         if gradient_checkpointing:
@@ -83,7 +87,8 @@ class CausalPolicy(nn.Module):
 
     def _hidden(self, inputs: dict[str, Tensor | bool | None], select: Tensor) -> Tensor:
         """(N, H) the backbone's last hidden states at `select`."""
-        hidden = self.model.get_decoder()(**inputs).last_hidden_state  # (B, S, H)
+        decoder = self._run_decoder or self.model.get_decoder()
+        hidden = decoder(**inputs).last_hidden_state  # (B, S, H)
         return hidden.flatten(0, 1).index_select(0, select)
 
     def _scores(self, inputs: dict[str, Tensor | bool | None], select: Tensor) -> Tensor:
