@@ -42,7 +42,7 @@ def check_update(recipe: Recipe, world: WorldPlan, policy: ModelPlan, learner: L
             PlanProblem(
                 path="train.optimizer.kind",
                 message="`adamw_8bit` needs a GPU, and this run is on a CPU",
-                reason="its 8-bit moments are kernels of CUDA",
+                reason="its fast kernels are for CUDA, and on a CPU the moments are small beside the machine's memory",
                 hint="use `train.optimizer.kind: adamw`",
             )
         )
