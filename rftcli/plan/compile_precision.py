@@ -81,7 +81,7 @@ def update_notes(recipe: Recipe, world: WorldPlan) -> list[str]:
     train = recipe.train
     notes = []
     if train.precision.master == "bfloat16":
-        notes.append("train.precision.master bfloat16: a change of a weight by less than about 1/256 of it is lost; small learning rates train little")
+        notes.append("train.precision.master bfloat16: changes of a weight by less than about 1/256 of it are lost; a small lr trains little")
     if world.device == "cpu" and "cpu" in (train.offload.optimizer, train.offload.parameters):
         notes.append("train.offload saves nothing on a CPU: there is one memory")
     return notes

@@ -1,4 +1,4 @@
-"""Out of memory, told so that a person can act: which stage, how much was in use, which keys help. One error for CUDA, torch's CPU allocator and Python.
+"""Out of memory, told so that a person can act: which stage, how much was in use, which keys help. One error for CUDA, torch on a CPU, and Python.
 
 The stage is read from the traceback: the first of our rooms on the way down. Leaves out a process that the kernel kills (`verdict` tells of it).
 """

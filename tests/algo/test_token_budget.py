@@ -58,8 +58,10 @@ def test_rollouts_of_a_step() -> None:
     assert [list(part) for part in rollouts([1, 2], 1)] == [[1, 2]]
 
 
-@pytest.mark.parametrize(("prompts", "updates", "count", "ranks", "fits"), [(32, 1, 4, 8, True), (32, 1, 8, 8, False), (32, 1, 3, None, False),
-                                                                            (32, 2, 1, 2, True), (32, 2, 2, 2, False), (500, 1, 6, 5, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompts", "updates", "count", "ranks", "fits"),
+    [(32, 1, 4, 8, True), (32, 1, 8, 8, False), (32, 1, 3, None, False), (32, 2, 1, 2, True), (32, 2, 2, 2, False), (500, 1, 6, 5, False)],
+)
 def test_which_rollouts_fit(prompts: int, updates: int, count: int, ranks: int | None, fits: bool) -> None:
     refusal = rollouts_refusal(prompts, updates, count, ranks)
     assert (refusal is None) is fits

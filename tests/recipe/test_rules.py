@@ -159,7 +159,12 @@ BREACHES = [
     ),
     ("compile-sharded", ["train={compile: true, deepspeed: {zero_stage: 3}}"], "train.compile", "must be false under ZeRO stage 3"),
     ("compile-sharded", ["train={compile: true, offload: {parameters: cpu}}"], "train.compile", "must be false under ZeRO stage 3"),
-    ("deepspeed-extra", ["train.deepspeed.extra={gradient_clipping: 1.0}"], "train.deepspeed.extra.gradient_clipping", "the plan derives `gradient_clipping`"),
+    (
+        "deepspeed-extra",
+        ["train.deepspeed.extra={gradient_clipping: 1.0}"],
+        "train.deepspeed.extra.gradient_clipping",
+        "the plan derives `gradient_clipping`",
+    ),
     (
         "deepspeed-extra",
         ["train.deepspeed.extra={zero_optimization: {overlap_comm: true, stage: 2}}"],
@@ -172,7 +177,12 @@ BREACHES = [
         "train.deepspeed.extra.zero_optimization.offload_param",
         "the plan derives `zero_optimization.offload_param`",
     ),
-    ("deepspeed-extra", ["train.deepspeed.extra={overlap_comm: true}"], "train.deepspeed.extra.overlap_comm", "`overlap_comm` is not passed on to DeepSpeed"),
+    (
+        "deepspeed-extra",
+        ["train.deepspeed.extra={overlap_comm: true}"],
+        "train.deepspeed.extra.overlap_comm",
+        "`overlap_comm` is not passed on to DeepSpeed",
+    ),
 ]
 
 

@@ -17,15 +17,16 @@ from rftcli.runtime.optimizers import decay_groups, guarded, hidden_matrices, ma
 def module(tied: bool = False) -> CausalPolicy:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=13, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=tied
-    )
+        vocab_size=13, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
     return CausalPolicy(LlamaForCausalLM(config))
 
 
 def plan(**changed: Any) -> LearnerPlan:
     fields: dict[str, Any] = {
-        "kind": "adamw", "lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0, "schedule": "constant", "warmup_updates": 0, "min_lr": 0.0,
-        "schedule_updates": 1, "max_grad_norm": None, "skip_at_most": 0, "zero_stage": 0, "deepspeed": {},
+        "kind": "adamw", "lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0, "schedule": "constant", "warmup_updates": 0,
+        "min_lr": 0.0, "schedule_updates": 1, "max_grad_norm": None, "skip_at_most": 0, "zero_stage": 0, "deepspeed": {},
     }  # fmt: skip
     return LearnerPlan(**(fields | changed))
 
@@ -59,11 +60,12 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
 def test_muon_is_for_matrices_inside(tied: bool) -> None:
     names = hidden_matrices(module(tied))
     layer = "model.model.layers.0"
-    assert names == {f"{layer}.self_attn.{name}_proj.weight" for name in "qkvo"} | {f"{layer}.mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+    blocks = [*(f"self_attn.{name}" for name in "qkvo"), *(f"mlp.{name}" for name in ("gate", "up", "down"))]
+    assert names == {f"{layer}.{block}_proj.weight" for block in blocks}
 
 
 def test_muon_orthogonalises_and_adamw_does_the_rest() -> None:
-    """A gradient of rank one: Muon's update has singular values near 1 (times its scale); AdamW's first step is lr x sign."""
+    """Muon's update has singular values near 1 (times its scale); AdamW's first step is lr x sign."""
     policy = module()
     optimizer = make_optimizer(policy, plan(kind="muon"))
     matrix = policy.model.model.layers[0].self_attn.q_proj.weight
@@ -74,7 +76,7 @@ def test_muon_orthogonalises_and_adamw_does_the_rest() -> None:
     optimizer.step()
     update = (before - matrix.detach()) / (0.1 * 0.2 * 8**0.5)  # match_rms_adamw: 0.2 x sqrt(larger side)
     singular = torch.linalg.svdvals(update)
-    assert 0.6 < float(singular.min()) and float(singular.max()) < 1.3
+    assert float(singular.min()) > 0.6 and float(singular.max()) < 1.3
     moved = (before_embedding - embedding.detach()) / 0.1
     assert torch.allclose(moved.abs(), torch.ones_like(moved), atol=1e-3)
 

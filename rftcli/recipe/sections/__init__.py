@@ -17,7 +17,7 @@ from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceMo
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, Eval, Track, Wandb
-from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
+from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Optimizer, Train
 
 
 class Recipe(Section):
