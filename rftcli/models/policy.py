@@ -35,11 +35,16 @@ class CausalPolicy(nn.Module):
     positions when there is no cache, with sdpa and eager attention.
 
     `balance`: each forward pass with gradients leaves `router_losses` (num_sequences,) behind, for a model whose router chooses experts.
+    `compiled`: the backbone of this path goes through torch.compile, once for all shapes.
     """
 
-    def __init__(self, model: PreTrainedModel, *, head: Head = "chunked", gradient_checkpointing: bool = False, balance: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, head: Head = "chunked", gradient_checkpointing: bool = False, balance: bool = False, compiled: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
+        # A method, not a module: an engine that samples from the same weights keeps the uncompiled one, and no parameter gets a second name.
+        self._run_decoder = torch.compile(model.get_decoder().forward, dynamic=True) if compiled else None
         self.head: Head = head
         self.balances = balance
         self.router_losses: Tensor | None = None
@@ -92,7 +97,8 @@ class CausalPolicy(nn.Module):
 
     def _hidden(self, inputs: dict[str, Tensor | bool | None], select: Tensor) -> Tensor:
         """(N, H) the backbone's last hidden states at `select`."""
-        outputs = self.model.get_decoder()(**inputs)
+        decoder = self._run_decoder or self.model.get_decoder()
+        outputs = decoder(**inputs)
         self._balance(inputs, outputs)
         return outputs.last_hidden_state.flatten(0, 1).index_select(0, select)  # of (B, S, H)
 

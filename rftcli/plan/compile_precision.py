@@ -47,7 +47,7 @@ def check_update(recipe: Recipe, world: WorldPlan, policy: ModelPlan, learner: L
             PlanProblem(
                 path=f"{place}.kind",
                 message="`adamw_8bit` needs a GPU, and this run is on a CPU",
-                reason="its 8-bit moments are kernels of CUDA",
+                reason="its fast kernels are for CUDA, and on a CPU the moments are small beside the machine's memory",
                 hint=f"use `{place}.kind: adamw`",
             )
         )
@@ -86,7 +86,7 @@ def update_notes(recipe: Recipe, world: WorldPlan) -> list[str]:
     train = recipe.train
     notes = []
     if train.precision.master == "bfloat16":
-        notes.append("train.precision.master bfloat16: a change of a weight by less than about 1/256 of it is lost; small learning rates train little")
+        notes.append("train.precision.master bfloat16: changes of a weight by less than about 1/256 of it are lost; a small lr trains little")
     if world.device == "cpu" and "cpu" in (train.offload.optimizer, train.offload.parameters):
         notes.append("train.offload saves nothing on a CPU: there is one memory")
     return notes

@@ -61,8 +61,6 @@ def build(
         )
     if offload_optimizer != "none":
         config["zero_optimization"]["offload_optimizer"] = {"device": offload_optimizer, "pin_memory": True}
-        if dtype == "bfloat16":
-            config["bf16"]["check_grad_overflow"] = True  # else what was not finite stays in the CPU's buffers, and the next update is skipped too
         config["zero_force_ds_cpu_optimizer"] = False  # torch's fused AdamW works on CPU tensors too, and needs no compiler on the machine
     if offload_parameters != "none":
         config["zero_optimization"]["offload_param"] = {"device": offload_parameters, "pin_memory": True}

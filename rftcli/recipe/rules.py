@@ -265,8 +265,8 @@ RULES: dict[str, Rule] = {
         check=update_rules.offload_stage,
     ),
     "precision-pairs": Rule(
-        about=("train.precision.master", "train.precision.gradients"),
-        text="Master weights in bfloat16 go with gradients in bfloat16.",
+        about=("train.precision.master", "train.precision.gradients", "train.offload.optimizer"),
+        text="Master weights in bfloat16 go with gradients in bfloat16, and are not offloaded.",
         check=update_rules.precision_pairs,
     ),
     "compile-sharded": Rule(

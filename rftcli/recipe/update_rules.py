@@ -120,6 +120,13 @@ def precision_pairs(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
             reads=(("train", "precision", "master"),),
             at_key=True,
         )
+    if precision.master == "bfloat16" and recipe.train.offload.optimizer != "none":
+        yield Finding(
+            path=("train", "precision", "master"),
+            message="must be float32 while the optimizer is offloaded",
+            reason="the memory of the machine is there to hold master weights that the GPU cannot",
+            reads=(("train", "offload", "optimizer"),),
+        )
 
 
 def compile_sharded(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:

@@ -147,6 +147,13 @@ def device_of(plan: Plan, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank) if plan.world.device == "cuda" else torch.device("cpu")
 
 
+def peak_gib(device: torch.device) -> float:
+    """The most memory in tensors since the last call."""
+    peak = torch.cuda.max_memory_allocated(device) / 1024**3
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
 def load_model(plan: ModelPlan, device: torch.device, path: str | None = None) -> Any:
     """The causal LM of a model plan, in evaluation mode, on `device`; `path` takes its place (a checkpoint's policy folder)."""
     return load_causal_lm(
@@ -225,7 +232,7 @@ def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:
 
 def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: torch.device, emit: Emitter, *, first_step: int) -> Job:
     """Everything, on this rank. Cheap things first: a bad data set or reward is found before a model is loaded."""
-    watch = Stopwatch()
+    watch = Stopwatch(peak_gib=partial(peak_gib, device) if device.type == "cuda" else None)
     disable_progress_bar()
     paths = search_paths(plan)
     scorer = make_scorer(plan, paths)
@@ -244,7 +251,8 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     model = load_model(plan.policy, device)
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     pad = pad_id(tokenizer)
-    policy = CausalPolicy(model, gradient_checkpointing=plan.policy.gradient_checkpointing, balance=plan.loss.router_coefficient > 0)
+    checkpointing, balance = plan.policy.gradient_checkpointing, plan.loss.router_coefficient > 0
+    policy = CausalPolicy(model, gradient_checkpointing=checkpointing, balance=balance, compiled=plan.learner.compile)
     probe = agreement(policy, temperature=plan.rollout.temperature)
     prove(probe, plan, emit)
     policy.head = probe.head

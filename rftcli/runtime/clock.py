@@ -12,10 +12,12 @@ STAGES = ("rollout", "score", "credit", "learn", "sync", "eval", "checkpoint")
 
 
 class Stopwatch:
-    """`clock` is passed in by tests."""
+    """`clock` is passed in by tests. `peak_gib` reads the most memory since it was last read, where a device can tell."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, peak_gib: Callable[[], float] | None = None) -> None:
         self.clock = clock
+        self._peak_gib = peak_gib
+        self._peaks: dict[str, float] = {}
         self._spent = dict.fromkeys(STAGES, 0.0)
         self._since = clock()
 
@@ -30,6 +32,14 @@ class Stopwatch:
 
     def add(self, stage: str, seconds: float) -> None:
         self._spent[stage] += seconds
+        if self._peak_gib is not None:
+            self._peaks[stage] = max(self._peaks.get(stage, 0.0), self._peak_gib())
+
+    def peaks(self) -> dict[str, float]:
+        """GiB of every stage since the last call, at its highest; empty where no device tells. Read at the end of a stage, so `score`, which runs
+        beside the rollout, is counted with it."""
+        peaks, self._peaks = self._peaks, {}
+        return peaks
 
     def lap(self) -> dict[str, float]:
         """Seconds of every stage since the last lap, `other` and `total`; starts the next lap."""

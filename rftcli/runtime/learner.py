@@ -112,10 +112,18 @@ class DeepSpeedLearner:
         if norm is None:
             norm = float(self.engine.get_global_grad_norm() or 0.0)
         applied = not (self._optimizer.skip or overflow) and math.isfinite(norm) and norm >= 0.0
+        if not applied and self.plan.zero_stage in (1, 2):
+            self._forget_gradients()
         self._finite.clear()
         self._optimizer.skip = False
         self._count(applied)
         return StepOutcome(applied=applied, grad_norm=norm if applied else None, lr=lr)
+
+    def _forget_gradients(self) -> None:
+        """DeepSpeed keeps its buffers after an update that was not finite where the optimizer is offloaded: the next one would be skipped too."""
+        kept = getattr(self.engine.optimizer, "averaged_gradients", {})
+        for group in kept:
+            kept[group] = None
 
     def _clip_unsharded(self) -> float:
         """Norm over the already reduced gradients, which every rank holds whole; clips in place. ZeRO does both itself on its shards."""

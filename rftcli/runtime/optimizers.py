@@ -25,7 +25,7 @@ _SHOWN_NAMES = 6
 
 
 def make_optimizer(module: nn.Module, plan: LearnerPlan) -> Any:
-    """A guarded optimizer over the module's trained parameters. RftError when a `no_decay` pattern matches none, MachineError for a missing package."""
+    """A guarded optimizer over the trained parameters. RftError when a `no_decay` pattern matches none, MachineError for a missing package."""
     named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     return OPTIMIZERS[plan.kind](module, named, plan)
 

@@ -6,6 +6,7 @@ Every problem found on the way is shown at its place in the recipe, all at once.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,6 +96,8 @@ def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
         for part in parts:
             if part.kind == "rule":
                 require_package(part.target)
+    if loaded.recipe.train.optimizer.kind == "adamw_8bit" and importlib.util.find_spec("bitsandbytes") is None:
+        raise MachineError("adamw_8bit needs the package `bitsandbytes`, which is not installed", hint="pip install 'rftcli[quantise]'")
     return loaded
 
 

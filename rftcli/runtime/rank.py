@@ -48,13 +48,17 @@ def _work(run: RunDir, attempt: AttemptDir, rank: int) -> None:
     import torch
 
     from rftcli.plan.plan import plan_from_json
+    from rftcli.runtime import memory_errors
     from rftcli.runtime import world as worlds
+    from rftcli.runtime.determinism import make_deterministic
     from rftcli.runtime.emit import Emitter
     from rftcli.runtime.environment import live_plan
 
     plan = live_plan(plan_from_json(attempt.plan.read_text(encoding="utf-8")), os.environ)
     job: dict[str, Any] = json.loads(attempt.launch.read_text(encoding="utf-8"))["job"]
     torch.set_num_threads(plan.world.threads_per_rank)
+    if plan.world.deterministic:
+        make_deterministic()
     world = worlds.join(plan.world.backend, attempt.rendezvous)
     emit = Emitter(run, attempt.number, writes=rank == 0, step=int(job.get("step", 0)))
     try:
@@ -64,6 +68,11 @@ def _work(run: RunDir, attempt: AttemptDir, rank: int) -> None:
             evaluate_only(plan, run, attempt, world, emit, checkpoint=job["checkpoint"])
         else:
             _train(plan, run, attempt, world, emit, job)
+    except (RuntimeError, MemoryError) as error:
+        clear = memory_errors.told(error, plan)
+        if clear is None:
+            raise
+        raise clear from error
     finally:
         emit.close()
     world.barrier("end")

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from rftcli.algo.stats import Moments
 from rftcli.protocols import World
 from rftcli.runtime.rundir import step_name, write_json
@@ -54,10 +52,9 @@ def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, 
     seconds = job.watch.lap()
     rows = job.world.gather(seconds)
     metrics["seconds"] = max(rows, key=lambda row: row["rollout"] + row["score"])  # the slowest rank's own account
-    if job.device.type == "cuda":
-        (peak,) = job.world.max([torch.cuda.max_memory_allocated(job.device) / 1024**3])
-        metrics["memory_gib"] = {"step": peak}
-        torch.cuda.reset_peak_memory_stats(job.device)
+    peaks = job.watch.peaks()
+    if peaks:
+        metrics["memory_gib"] = dict(zip(peaks, job.world.max(list(peaks.values())), strict=True))
     return metrics
 
 

@@ -27,6 +27,11 @@ SHARDED = [
 ]
 
 
+# layout, ZeRO stage, uneven shares, tokens of a micro-batch: fewer than the longest row, a few rows, all rows
+BUDGETS = [("padded", 0, True, 16), ("packed", 1, False, 30), ("padded", 2, True, 60), ("packed", 2, False, 16), ("padded", 3, False, 40),
+           ("packed", 3, True, 30), ("padded", 1, False, 1000)]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def one_rank() -> dict[str, Any]:
     calls = {}
@@ -42,6 +47,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for layout, zero, uneven, chunk in SHARDED:
         arguments = {"layout": layout, "micro": 3 if uneven else 4, "zero": zero, "uneven": uneven, "chunk_tokens": chunk}
         calls[f"gradient {layout} {zero} {uneven} {chunk}"] = ("gradient", arguments)
+    for layout, zero, uneven, tokens in BUDGETS:
+        calls[f"budget {layout} {zero} {uneven} {tokens}"] = ("gradient", {"layout": layout, "zero": zero, "uneven": uneven, "tokens": tokens})
     for zero in STAGES:
         calls[f"updates {zero}"] = ("several_updates", {"zero": zero, "updates": 4})
         calls[f"not finite {zero}"] = ("not_finite", {"zero": zero})
@@ -78,6 +85,13 @@ def test_two_ranks_with_uneven_micro_batches(
 ) -> None:
     """Ranks with different numbers of rows and micro-batches, the head in chunks whose number differs by rank."""
     for result in two_ranks[f"gradient {layout} {zero} {uneven} {chunk}"]:
+        assert_same(result, one_rank["plain token_mean"])
+
+
+@pytest.mark.parametrize(("layout", "zero", "uneven", "tokens"), BUDGETS)
+def test_micro_batches_cut_by_tokens(one_rank: dict[str, Any], two_ranks: dict[str, Any], layout: str, zero: int, uneven: bool, tokens: int) -> None:
+    """The same gradient as by rows, with rows that alone are more than the budget."""
+    for result in two_ranks[f"budget {layout} {zero} {uneven} {tokens}"]:
         assert_same(result, one_rank["plain token_mean"])
 
 

@@ -16,6 +16,8 @@ OVERLAPPED = {"zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 
 PURE = {"master": "bfloat16", "gradients": "bfloat16", "reduce": "bfloat16"}
 # name -> what `work.learner_of` takes
 KINDS: dict[str, dict[str, Any]] = {
+    **{f"8 bit {zero}": {"kind": "adamw_8bit", "zero": zero, "weight_decay": 0.1} for zero in (0, 1, 2, 3)},  # bitsandbytes has a slow path for CPUs
+    "8 bit bfloat16": {"kind": "adamw_8bit", "zero": 2, "dtype": "bfloat16"},
     "muon 0": {"kind": "muon", "zero": 0, "weight_decay": 0.1},
     **{f"decay {zero}": {"zero": zero, "weight_decay": 0.1, "no_decay": ["*norm*", "*embed*"]} for zero in (0, 2, 3)},
     **{f"offload {zero}": {"zero": zero, "offload_optimizer": "cpu"} for zero in (1, 2, 3)},

@@ -64,7 +64,7 @@ def learner_of(
         deepspeed=deepspeed_config.build(stage=zero, dtype=dtype, ranks=world.size, max_grad_norm=max_grad_norm, **config),
     )  # fmt: skip
     model = tiny_model().to(getattr(torch, dtype))
-    return DeepSpeedLearner(CausalPolicy(model), plan, world, torch.device("cpu"), temperature=0.8)
+    return DeepSpeedLearner(CausalPolicy(model, compiled=compiled), plan, world, torch.device("cpu"), temperature=0.8)
 
 
 def plan_of(layout: str, micro: int, aggregate: str, kl: float, tokens: int | None = None) -> Any:

@@ -388,3 +388,47 @@ def test_no_key_is_ignored(compiled: Compiled, pattern: str) -> None:
     }
     after = compiled(*setup, *instead, f"{path}={OTHER[pattern]}", experts=4, **other_models)
     assert plan_to_json(before) != plan_to_json(after)
+
+
+@pytest.mark.parametrize(
+    ("sets", "on_gpu", "path", "message"),
+    [
+        (("train.optimizer.kind=adamw_8bit",), False, "train.optimizer.kind", "`adamw_8bit` needs a GPU, and this run is on a CPU"),
+        (("train.optimizer.kind=muon",), True, "train.optimizer.kind", "`muon` needs a policy in float32"),
+        (("train.precision.reduce=bfloat16",), False, "train.precision.reduce", "must be float32 for a policy in float32"),
+    ],
+)
+def test_updates_that_the_machine_or_the_policy_rules_out(
+    compiled: Compiled, cpu: MachineFacts, gpus: MachineFacts, sets: tuple[str, ...], on_gpu: bool, path: str, message: str
+) -> None:
+    assert problems_of(compiled, *sets, machine=gpus if on_gpu else cpu) == {path: message}
+
+
+def test_a_compiled_model_is_refused_where_the_plan_chose_stage_3(compiled: Compiled, gpus: MachineFacts) -> None:
+    big = {"machine": gpus, "ranks": 8, "parameters": 20_000_000_000}
+    assert set(problems_of(compiled, "train.compile=true", **big)) == {"train.compile"}
+    assert compiled("train.compile=true", machine=gpus, ranks=8, parameters=1_000_000_000).learner.compile is True
+
+
+def test_stages_that_the_optimizer_and_offloading_ask_for(compiled: Compiled, gpus: MachineFacts) -> None:
+    def stage(*sets: str, **facts: object) -> int:
+        return compiled(*sets, **facts).learner.zero_stage
+
+    assert stage("train.optimizer.kind=muon", ranks=2) == 0
+    assert stage("train.offload.optimizer=cpu", parameters=5) == 1
+    assert stage("train.offload.parameters=cpu", parameters=5) == 3
+    big = {"machine": gpus, "ranks": 1, "parameters": 7_000_000_000}
+    note = next(text for text in compiled("train.offload.optimizer=cpu", **big).notes if text.startswith("ZeRO stage 1"))
+    assert "39.12 GiB a rank" in note  # 2 + 4 bytes a parameter instead of 18: 7B on one GPU
+
+
+def test_several_rollouts_have_whole_groups_on_every_rank(compiled: Compiled) -> None:
+    found = problems_of(compiled, "batch.rollouts_per_update=32", ranks=4)
+    assert "(64 / 4 = 16)" in found["batch.rollouts_per_update"]
+    assert compiled("batch.rollouts_per_update=16", ranks=4).batch.rollouts_per_update == 16
+
+
+def test_a_number_of_rows_switches_the_token_budget_off(compiled: Compiled) -> None:
+    assert compiled().batch.tokens_per_micro_batch == TOKENS_PER_MICRO_BATCH["cpu"]
+    assert compiled("batch.tokens_per_micro_batch=3000").batch.tokens_per_micro_batch == 3000
+    assert compiled("batch.micro_batch_size=2").batch.tokens_per_micro_batch is None

@@ -33,3 +33,36 @@ def test_buckets_belong_to_a_stage() -> None:
 
 def test_no_clipping_is_zero() -> None:
     assert build(stage=0, dtype="float32", ranks=1, max_grad_norm=None)["gradient_clipping"] == 0.0
+
+
+def test_number_types() -> None:
+    config = build(stage=2, dtype="bfloat16", ranks=2, max_grad_norm=1.0, master="bfloat16", gradients="bfloat16", reduce="bfloat16")
+    assert config["bf16"] == {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    assert config["data_types"] == {"grad_accum_dtype": "bf16"} and config["communication_data_type"] == "bf16"
+
+
+def test_offloading() -> None:
+    config = build(stage=3, dtype="bfloat16", ranks=2, max_grad_norm=1.0, offload_optimizer="cpu", offload_parameters="cpu")
+    assert config["zero_optimization"]["offload_optimizer"]["device"] == config["zero_optimization"]["offload_param"]["device"] == "cpu"
+    assert config["zero_force_ds_cpu_optimizer"] is False
+    plain = build(stage=3, dtype="bfloat16", ranks=2, max_grad_norm=1.0)
+    assert not [name for name in plain["zero_optimization"] if name.startswith("offload")]
+
+
+def test_extra_is_merged_deeply() -> None:
+    extra = {"zero_optimization": {"overlap_comm": True, "zero_hpz_partition_size": 4}, "wall_clock_breakdown": True}
+    config = build(stage=3, dtype="float32", ranks=8, max_grad_norm=1.0, extra=extra)
+    zero = config["zero_optimization"]
+    assert (zero["stage"], zero["overlap_comm"], zero["zero_hpz_partition_size"]) == (3, True, 4)
+    assert zero["reduce_bucket_size"] == BUCKET_ELEMENTS and config["wall_clock_breakdown"] is True
+
+
+def test_what_the_plan_writes_is_refused_in_extra() -> None:
+    """Names with a value that follows from the recipe; the rest of zero_optimization is there to be changed."""
+    from rftcli.recipe.update_rules import DERIVED, PASSED_ON
+
+    config = build(stage=3, dtype="bfloat16", ranks=2, max_grad_norm=1.0, offload_optimizer="cpu", offload_parameters="cpu")
+    internal = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "steps_per_print"}
+    assert not [name for name in config if (name,) not in DERIVED and name not in PASSED_ON and name not in internal]
+    fixed = {"stage", "offload_optimizer", "offload_param", "stage3_gather_16bit_weights_on_model_save"}
+    assert all(("zero_optimization", name) in DERIVED for name in fixed)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftcli.plan.facts import MachineFacts
-from rftcli.plan.memory import GIB, TRAINING_SHARE, training_bytes, zero_stage
+from rftcli.plan.memory import GIB, TRAINING_SHARE, Keeping, training_bytes, zero_stage
 from rftcli.plan.plan import WorldPlan
 
 
@@ -69,3 +69,18 @@ def test_ranks_on_a_cpu_share_its_memory() -> None:
     machine = MachineFacts(cores=2, memory_gib=32.0)
     assert zero_stage(10**9, "float32", world(1, "cpu"), machine)[0] == 0  # 14.9 of 16 GiB
     assert zero_stage(10**9, "float32", world(2, "cpu"), machine)[0] == 3  # 7.5 of 8 GiB; 9.3 under stage 2
+
+
+@pytest.mark.parametrize(
+    ("keeping", "dtype", "stage", "per_parameter"),
+    [
+        (Keeping(optimizer="adamw_8bit"), "bfloat16", 2, 2 + 4 / 4 + (4 + 2) / 4),
+        (Keeping(optimizer="adamw_8bit"), "float32", 0, 4 + 4 + 2),
+        (Keeping(master="bfloat16", gradients="bfloat16"), "bfloat16", 1, 2 + 2 + 6 / 4),
+        (Keeping(gradients="bfloat16"), "bfloat16", 2, 2 + 2 / 4 + 12 / 4),
+        (Keeping(offload_optimizer=True), "bfloat16", 2, 2 + 4 / 4),
+        (Keeping(offload_optimizer=True, offload_parameters=True), "bfloat16", 3, 4 / 4),
+    ],
+)
+def test_what_else_decides(keeping: Keeping, dtype: str, stage: int, per_parameter: float) -> None:
+    assert training_bytes(1000, dtype, stage, 4, keeping) == pytest.approx(1000 * per_parameter)

@@ -247,9 +247,20 @@ BREACHES = [
         "needs ZeRO stage 3, got `zero_stage` 2",
     ),
     ("precision-pairs", ["train.precision.master=bfloat16"], "train.precision.gradients", "must be bfloat16 while `master` is bfloat16"),
+    (
+        "precision-pairs",
+        ["train={precision: {master: bfloat16, gradients: bfloat16}, offload: {optimizer: cpu}}"],
+        "train.precision.master",
+        "must be float32 while the optimizer is offloaded",
+    ),
     ("compile-sharded", ["train={compile: true, deepspeed: {zero_stage: 3}}"], "train.compile", "must be false under ZeRO stage 3"),
     ("compile-sharded", ["train={compile: true, offload: {parameters: cpu}}"], "train.compile", "must be false under ZeRO stage 3"),
-    ("deepspeed-extra", ["train.deepspeed.extra={gradient_clipping: 1.0}"], "train.deepspeed.extra.gradient_clipping", "the plan derives `gradient_clipping`"),
+    (
+        "deepspeed-extra",
+        ["train.deepspeed.extra={gradient_clipping: 1.0}"],
+        "train.deepspeed.extra.gradient_clipping",
+        "the plan derives `gradient_clipping`",
+    ),
     (
         "deepspeed-extra",
         ["train.deepspeed.extra={zero_optimization: {overlap_comm: true, stage: 2}}"],
@@ -262,7 +273,6 @@ BREACHES = [
         "train.deepspeed.extra.zero_optimization.offload_param",
         "the plan derives `zero_optimization.offload_param`",
     ),
-    ("deepspeed-extra", ["train.deepspeed.extra={overlap_comm: true}"], "train.deepspeed.extra.overlap_comm", "`overlap_comm` is not passed on to DeepSpeed"),
     ("critic", ["algorithm.advantage.kind=gae"], "algorithm.advantage.kind", "`gae` needs a critic"),
     ("critic", ["models.critic={}"], "models.critic", "nothing reads its values"),
     (
@@ -316,6 +326,12 @@ BREACHES = [
         ["train.supervised={data: {path: a.jsonl, options: {a: 1}}}"],
         "train.supervised.data.options",
         "only a `python` source takes options",
+    ),
+    (
+        "deepspeed-extra",
+        ["train.deepspeed.extra={overlap_comm: true}"],
+        "train.deepspeed.extra.overlap_comm",
+        "`overlap_comm` is not passed on to DeepSpeed",
     ),
 ]
 

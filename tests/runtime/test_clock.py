@@ -86,3 +86,18 @@ def test_every_second_is_in_one_place(moves: list[tuple[str, int]]) -> None:
 def test_the_clock_of_a_run_moves_forward() -> None:
     watch = Stopwatch()
     assert watch.lap()["total"] >= 0.0 and list(watch.lap()) == [*STAGES, "other", "total"]
+
+
+def test_the_most_memory_of_every_stage() -> None:
+    """Read at a stage's end; several turns of a stage count with the largest; the next step starts afresh."""
+    readings = iter([3.0, 1.0, 2.0, 5.0])
+    watch = Stopwatch(lambda: 0.0, lambda: next(readings))
+    watch.add("rollout", 1.0)
+    with watch.time("learn"):
+        pass
+    with watch.time("learn"):
+        pass
+    assert watch.peaks() == {"rollout": 3.0, "learn": 2.0}
+    watch.add("rollout", 1.0)
+    assert watch.peaks() == {"rollout": 5.0}
+    assert Stopwatch(lambda: 0.0).peaks() == {}

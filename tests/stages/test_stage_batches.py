@@ -90,3 +90,31 @@ def test_ranks_agree_on_the_number_and_the_size(made: SimpleNamespace) -> None:
     filler = second[1]
     assert filler.input_ids.shape == (1, 8) and filler.num_sequences == 1 and filler.advantages.numel() == 0
     assert not mine[1][0].mask.logical_not().any(), "the row that was borrowed for a filler is as it was"
+
+
+@pytest.mark.parametrize(("layout", "rows", "positions"), [("padded", [1, 1, 2], [8, 5, 8]), ("packed", [1, 1, 2], [8, 5, 7])])
+def test_a_token_budget(made: SimpleNamespace, layout: str, rows: list[int], positions: list[int]) -> None:
+    """The longest first, three micro-batches of at most ten positions, the largest as small as it can be."""
+    lengths = [5, 8, 3, 4]
+    experiences = [experience([row + 1] * length, 1) for row, length in enumerate(lengths)]
+    plan = made.plan("batch.tokens_per_micro_batch=10", f"batch.layout={layout}", "batch.prompts_per_step=32").batch
+    ordered = batches.by_length(experiences, plan)
+    assert [len(item.token_ids) for item in ordered] == [8, 5, 4, 3]
+    parts = batches.micro_batches(ordered, plan, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
+    assert [part.num_sequences for part in parts] == rows and [part.input_ids.numel() for part in parts] == positions
+    by_rows = made.plan("batch.micro_batch_size=2", "batch.prompts_per_step=32").batch
+    assert batches.by_length(experiences, by_rows) is experiences  # cut by rows, the order stays
+
+
+def test_ranks_agree_under_a_token_budget(made: SimpleNamespace) -> None:
+    """A rank that would need fewer micro-batches makes smaller ones; only then come fillers."""
+    mine = [[experience([1] * 9, 1) for _ in range(4)], [experience([1] * length, 1) for length in (5, 4, 2)]]
+    plan = made.plan("batch.tokens_per_micro_batch=10", "batch.prompts_per_step=32").batch
+
+    def work(world: Any) -> Any:
+        return batches.micro_batches(mine[world.rank], plan, DENOMINATORS, world, pad_id=0, device=made.cpu)
+
+    first, second = made.on_ranks(2, work)
+    assert [part.target_ids.numel() for part in first] == [8, 8, 8, 8]
+    assert [part.target_ids.numel() for part in second] == [4, 3, 1, 0]
+    assert second[-1].input_ids.shape == (1, 2)  # the shortest row, untrained

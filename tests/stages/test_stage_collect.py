@@ -137,3 +137,31 @@ def test_an_engine_that_loses_a_completion_is_found_out(made: SimpleNamespace) -
     source = Rows(made, 0)
     with pytest.raises(RftError, match="1 of 2 samples of draw"):
         collect(source, engine, made.Scores(lambda _: 1.0), made.plan(), SoloWorld(), step=1, clock=lambda: 0.0, tick=lambda *_: None)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_several_rollouts_bring_what_one_brings(made: SimpleNamespace, size: int) -> None:
+    """Each with its part of the rank's requests, the next one only when the one before is through."""
+
+    class Counted(FakeSampler):
+        def generate(self, requests: Any, settings: SamplingSettings) -> Iterator[Completion]:
+            calls.append(len(requests))
+            yield from super().generate(requests, settings)
+
+    def groups(count: int) -> list[list[tuple[int, list[tuple[int, ...]]]]]:
+        plan = made.plan(f"batch.rollouts_per_update={count}", "batch.prompts_per_step=8", ranks=size)
+
+        def work(world: Any) -> Any:
+            sampler = Counted(lambda ids, skip_special_tokens=True: " ".join(map(str, ids)), vocab_size=11, eos_ids=(0,))
+            scores = made.Scores(lambda completion: 1.0)
+            found = collect(Rows(made, 0), sampler, scores, plan, world, step=1, clock=lambda: 0.0, tick=lambda *_: None)
+            return [(group.prompt.draw, [sample.completion.trace.ids for sample in group.samples]) for group in found.groups]
+
+        return made.on_ranks(size, work)
+
+    calls: list[int] = []
+    one = groups(1)
+    assert calls == [8 // size] * size
+    calls.clear()
+    assert groups(2) == one
+    assert calls == [4 // size] * 2 * size

@@ -1,0 +1,88 @@
+"""Out of memory, told so that a person can act: which stage, how much was in use, which keys help. One error for CUDA, torch on a CPU, and Python.
+
+The stage is read from the traceback: the first of our rooms on the way down. Leaves out a process that the kernel kills (`verdict` tells of it).
+"""
+
+from __future__ import annotations
+
+import resource
+import traceback
+
+from rftcli.errors import RftError
+from rftcli.plan.plan import Plan
+
+GIB = 1024**3
+TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc", "Cannot allocate memory")
+"""What CUDA, cuBLAS, NCCL, torch's CPU allocator and the system say."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(text in str(error) for text in TEXTS))
+
+
+def told(error: BaseException, plan: Plan) -> RftError | None:
+    """The error for a person; None if it is another kind of failure."""
+    if not is_out_of_memory(error):
+        return None
+    stage = stage_of(error)
+    first_line = (str(error).strip().partition("\n")[0] or type(error).__name__)[:300]
+    doing = STAGES[stage][0] if stage else "between the stages"
+    knobs = _knobs(stage, plan)
+    return RftError(f"out of memory {doing}; {in_use(plan)}: {first_line}", hint="; or ".join(knobs))
+
+
+def stage_of(error: BaseException) -> str | None:
+    """The stage that the loop was in: the first in the traceback; None if there is none."""
+    names = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for name in names:
+        for stage, (_, rooms) in STAGES.items():
+            if any(name == room or name.startswith(f"{room}.") for room in rooms):
+                return stage
+    return None
+
+
+def in_use(plan: Plan) -> str:
+    """Memory of this process at its highest."""
+    if plan.world.device == "cuda":
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        peak = torch.cuda.max_memory_allocated()
+        return f"this rank had up to {peak / GIB:.1f} GiB of the GPU's {total / GIB:.1f} GiB in tensors, {free / GIB:.1f} GiB are free"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+    return f"this rank had up to {peak / GIB:.2f} GiB in memory"
+
+
+def _knobs(stage: str | None, plan: Plan) -> list[str]:
+    """Recipe keys that help, the cheapest first, each with its value today."""
+    batch, learner = plan.batch, plan.learner
+    rows = f"lower rollout.hf.batch_rows (now {plan.rollout.batch_rows})"
+    if batch.tokens_per_micro_batch is not None:
+        cut = f"lower batch.tokens_per_micro_batch (now {batch.tokens_per_micro_batch})"
+    else:
+        cut = f"lower batch.micro_batch_size (now {batch.micro_batch_size})"
+    model = [f"set train.deepspeed.zero_stage to {learner.zero_stage + 1} (now {learner.zero_stage})"] if learner.zero_stage < 3 else []
+    if "offload_optimizer" not in learner.deepspeed.get("zero_optimization", {}) and plan.world.device == "cuda":
+        model.append("set train.offload.optimizer: cpu")
+    if plan.world.ranks == 1:
+        model = [text for text in model if "zero_stage" not in text] + ["use more GPUs" if plan.world.device == "cuda" else "use a smaller model"]
+    if stage in ("rollout", "evaluation"):
+        return [rows, f"lower rollout.max_new_tokens (now {plan.rollout.max_new_tokens})"]
+    if stage == "credit":
+        return [cut, *model]
+    if stage == "learn":
+        checkpointing = [] if plan.policy.gradient_checkpointing else ["set models.policy.gradient_checkpointing: true"]
+        return [cut, *checkpointing, *model]
+    return model or [cut]
+
+
+# How to add one: the stage, what was done in words, and the modules whose frames mark it.
+STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "evaluation": ("in evaluation", ("rftcli.stages.evaluate",)),
+    "rollout": ("in rollout", ("rftcli.stages.collect", "rftcli.engines")),
+    "credit": ("while log-probs were computed before the update", ("rftcli.stages.credit",)),
+    "learn": ("in learn (the update)", ("rftcli.stages.learn", "rftcli.runtime.learner")),
+    "checkpoint": ("while a checkpoint was written", ("rftcli.runtime.checkpoint",)),
+    "load": ("while models were loaded or gathered", ("rftcli.runtime.build", "rftcli.models")),
+}
+"""Stage -> (words, modules)."""
