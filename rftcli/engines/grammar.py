@@ -6,6 +6,7 @@ Light: libraries are imported where they are used. What it leaves out: applying 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,7 @@ def _llguidance() -> Any:
 
 def _first_lines(text: str) -> str:
     """The beginning of the library's message; what follows is its own grammar, which nobody wrote."""
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip(" ^")]
+    text = re.sub(r"^at \d+\(\d+\): ", "", text.strip())
+    lines = [line.strip() for line in text.splitlines() if line.strip(" ^")]
     kept = [line for line in lines if not line[:1].isdigit()]
     return " ".join(kept[:3])

@@ -57,6 +57,11 @@ def test_the_token_is_the_one_that_the_key_chooses(kit):
         ({"top_k": 4}, [0, 0, 0.15, 0.2, 0.2, 0.15, 0, 0]),
         ({"top_p": 0.45}, [0, 0, 0.15, 0.2, 0.2, 0, 0, 0]),
         ({"min_p": 0.45}, [0, 0.1, 0.15, 0.2, 0.2, 0.15, 0.1, 0]),
+        ({"logit_bias": {"0": math.log(3.0), "7": math.log(2.0)}}, [0.15, 0.1, 0.15, 0.2, 0.2, 0.15, 0.1, 0.1]),
+        ({"logit_bias": {"0": math.log(2.0)}, "temperature": 0.5}, [0.01, 0.01, 0.0225, 0.04, 0.04, 0.0225, 0.01, 0.0025]),
+        ({"options": {"suppress_tokens": [3, 4]}}, [0.05, 0.1, 0.15, 0, 0, 0.15, 0.1, 0.05]),
+        ({"options": {"epsilon_cutoff": 0.12}}, [0, 0, 0.15, 0.2, 0.2, 0.15, 0, 0]),
+        ({"bad_words": ("sun", "x")}, [0.05, 0.1, 0.15, 0.2, 0, 0.15, 0.1, 0]),
     ],
 )
 def test_frequencies_are_those_of_the_softmax(kit, changes, expected):
@@ -71,6 +76,35 @@ def test_frequencies_are_those_of_the_softmax(kit, changes, expected):
     assert chi_square < 24.3  # the 99.9% point at 7 degrees of freedom
     for made in list(found.values())[:50]:
         assert made.trace.logprobs == pytest.approx([math.log(probabilities[token]) for token in made.trace.ids], abs=1e-4)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_penalties_along_a_completion(kit, continuous):
+    """Eight equal scores of 1: each penalty changes what follows by exactly its definition, and the log-probs say so."""
+    model = kit.build_bigram(torch.ones(8, 8))
+    changes = {"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25, "temperature": 0.5}
+    sampler = kit.make_sampler(model, 8, eos_ids=(), continuous=continuous)
+    found = generated(sampler, [kit.make_request(0, [4, 5], range(12))], max_new_tokens=6, logprobs=True, **changes)
+    for made in found.values():
+        for at, (token, logprob) in enumerate(zip(made.trace.ids, made.trace.logprobs, strict=True)):
+            before = made.trace.ids[:at]
+            scores = [0.5 if other in (4, 5, *before) else 1.0 for other in range(8)]
+            scores = [s - 0.25 * before.count(other) - 0.5 * (other in before) for other, s in enumerate(scores)]
+            wanted = torch.tensor(scores, dtype=torch.float64).div(0.5).log_softmax(-1)[token]
+            assert logprob == pytest.approx(float(wanted), abs=1e-5)
+
+
+def test_penalties_and_bans_hold_for_greedy_answers_too(kit):
+    model = kit.build_chain((kit.X, kit.SUN), (kit.SUN, kit.DAY), (kit.DAY, kit.X))
+    request = [kit.make_request(0, [kit.X], (0,))]
+
+    def ids(**changes):
+        return generated(kit.make_sampler(model, 12), request, temperature=0.0, max_new_tokens=4, **changes)[0, 0].trace.ids
+
+    assert ids() == (kit.SUN, kit.DAY, kit.X, kit.SUN)
+    assert ids(bad_words=("day",)) == (kit.SUN, 0, kit.END, kit.END)  # all others tie, and the lowest id is first
+    assert ids(presence_penalty=300.0) == (kit.SUN, kit.DAY, kit.X, 0)
+    assert ids(options={"no_repeat_ngram_size": 2}) == (kit.SUN, kit.DAY, kit.X, 0)  # `x sun` began in the prompt
 
 
 @pytest.mark.parametrize("family", ["build_llama", "build_gpt2"])

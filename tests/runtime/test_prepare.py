@@ -85,6 +85,23 @@ def test_a_plan_for_this_machine(recipe: Callable[..., Path], tmp_path: Path) ->
     assert plan(recipe(), ranks=None).plan.world.ranks == 1
 
 
+@pytest.mark.parametrize(
+    ("form", "key", "message"),
+    [
+        ("{regex: (a}", "regex", "not a form that can be sampled: invalid regex"),
+        ("{json_schema: {type: objct}}", "json_schema", "not a form that can be sampled: Invalid type: objct"),
+    ],
+)
+def test_a_form_that_is_none_is_refused_at_its_place(recipe: Callable[..., Path], form: str, key: str, message: str) -> None:
+    path = recipe(RECIPE.replace("max_new_tokens: 24}", f"max_new_tokens: 24, structured: {form}}}"))
+    _, found = refused(path)
+    problem = found[f"rollout.structured.{key}"]
+    assert problem.message.startswith(message) and at(problem)[0] == 5
+    with pytest.raises(RecipeError):
+        validate(path, [], ranks=None, gpus=None)
+    assert plan(path, "rollout.structured={regex: a+, json_schema: null}").plan.rollout.structured == {"regex": "a+"}
+
+
 def test_nothing_heavy_is_imported(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys; from pathlib import Path; from rftcli.runtime.prepare import prepare;"

@@ -30,7 +30,7 @@ class HfOptions(Section):
     typical_p: float = Field(1.0, gt=0, le=1, description="Locally typical sampling of this probability mass (2202.00666); 1.0 is off.")
     epsilon_cutoff: Share = Field(0.0, description="Leaves out tokens below this probability (2210.15191); 0.0 is off.")
     eta_cutoff: Share = Field(0.0, description="Leaves out tokens below a probability that falls with the entropy (2210.15191); 0.0 is off.")
-    no_repeat_ngram_size: NonNegative = Field(0, description="No run of so many tokens comes twice in a completion; 0 is off.")
+    no_repeat_ngram_size: NonNegative = Field(0, description="No run of so many tokens comes twice in prompt and completion; 0 is off.")
     suppress_tokens: tuple[NonNegative, ...] = Field((), description="Token ids that are never sampled.")
 
 
