@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rftcli.algo.keyed import key64
-from rftcli.algo.stats import Moments, Z_95
+from rftcli.algo.stats import Z_95, Moments
 
 EXACT_PAIRS = 32
 """Up to so many differing pairs all sign assignments are counted (two halves of 2^16); beyond, they are drawn."""

@@ -88,6 +88,9 @@ def resumption(run: RunDir, *, step: int | None) -> Resumption:
     if progress["ranks"] != plan.world.ranks:
         raise ResumeError(f"{folder.name} was written by {progress['ranks']} ranks, the plan has {plan.world.ranks}")
     at = int(progress["step"])
+    if state.status == "done" and state.cause is not None and step is None:
+        text = f"{run.path}: ended after step {at} of {plan.steps} ({state.cause}), nothing is left to train"
+        return Resumption(last_attempt=last, plan=plan, step=at, checkpoint=folder, text=text, nothing_to_do=True)
     if at >= plan.steps:
         done = state.status == "done"  # else the run ended between its last checkpoint and the export to final/
         text = f"{run.path}: step {at} of {plan.steps} is done, nothing is left {'to train' if done else 'but to write final/'}"
@@ -224,7 +227,9 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
         "plan": plan_hash(plan),
         "data": {} if prepared.data is None else {"train": _fingerprints(prepared.data.train), "eval": _fingerprints(prepared.data.eval)},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "user_rewards": sorted({part.target for parts in plan.rewards.labels.values() for part in parts if part.kind == "python"}),
+        "user_rewards": sorted(
+            {part.target for table in (plan.rewards, plan.eval_rewards) for parts in table.labels.values() for part in parts if part.kind == "python"}
+        ),
     }
 
 
