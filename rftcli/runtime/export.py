@@ -29,8 +29,8 @@ class Exported:
 
 
 def export(target: Path, out: Path, *, what: str = "policy", dtype: str | None = None, step: int | None = None) -> Exported:
-    """Copy the `what` of a checkpoint or run directory to `out`. UsageError for what is not there, for an `out` that is in use, and for unknown words;
-    RftError when it cannot be written."""
+    """Copy the `what` of a checkpoint or run directory to `out`. UsageError for what is not there, for an `out` that is in use, and for unknown
+    words; RftError when it cannot be written."""
     if what not in FOLDERS:
         raise UsageError(f"--what {what} is unknown", hint=f"one of {', '.join(FOLDERS)}")
     if dtype is not None and dtype not in DTYPES:
@@ -44,10 +44,11 @@ def export(target: Path, out: Path, *, what: str = "policy", dtype: str | None =
         shutil.copytree(source, fresh, ignore=None if dtype is None else shutil.ignore_patterns("*.safetensors", INDEX))
         if dtype is not None:
             _convert(source, fresh, dtype)
-        os.rename(fresh, out)
+        fresh.rename(out)
     except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
         raise RftError(f"{out} cannot be written: {error.strerror or error}", hint=f"free space (`df -h {out.parent}`)") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
     return Exported(source=source, out=out, bytes=sum(item.stat().st_size for item in out.rglob("*") if item.is_file()))
 
 
@@ -91,7 +92,7 @@ def pick(run: RunDir, step: int | None) -> Path:
 def _convert(source: Path, out: Path, dtype: str) -> None:
     """Every floating-point tensor of every weight file in `dtype`; names, files and metadata stay."""
     import torch
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
 
     wanted, total = getattr(torch, dtype), 0
@@ -106,7 +107,11 @@ def _convert(source: Path, out: Path, dtype: str) -> None:
                 tensors[name] = tensor.to(wanted) if tensor.is_floating_point() else tensor
                 total += tensors[name].numel() * tensors[name].element_size()
             metadata = file.metadata()
-        save_file(tensors, out / path.name, metadata=metadata)
+        try:
+            save_file(tensors, out / path.name, metadata=metadata)
+        except SafetensorError as error:  # how safetensors tells of a full disk
+            raise OSError(str(error)) from error
+        shutil.copymode(path, out / path.name)
     if (source / INDEX).is_file():
         index = json.loads((source / INDEX).read_text(encoding="utf-8"))
         index.setdefault("metadata", {})["total_size"] = total
