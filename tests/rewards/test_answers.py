@@ -52,7 +52,8 @@ def test_the_prefill_belongs_to_the_answer_as_for_rewards() -> None:
 
 
 def test_labels_without_a_reading_part_do_not_vote() -> None:
-    answers = Answers({"a": [part("length", target=1, limit=2)], "b": [part("regex", pattern="x")], "c": [part("exact", weight=0.0)]}, score_prefill=True)
+    labels = {"a": [part("length", target=1, limit=2)], "b": [part("regex", pattern="x")], "c": [part("exact", weight=0.0)]}
+    answers = Answers(labels, score_prefill=True)
     assert [answers.votes(label) for label in "abcd"] == [False] * 4
     assert answers.read(completion("x")) is None
     served = Answers({"default": [part("exact")]}, score_prefill=True)

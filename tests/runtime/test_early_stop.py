@@ -33,7 +33,9 @@ def compiled(*sets: str) -> Plan:
     return compile_plan(load_text(MINIMAL, sets=list(sets), env={}).recipe, facts, name="n", search_path="/", policy_path="m")
 
 
-def watch(values: list[Any], *, metric: str = "eval.test.mean@1", patience: int = 2, mode: str = "max", min_delta: float = 0.0) -> tuple[int | None, EarlyStop]:
+def watch(
+    values: list[Any], *, metric: str = "eval.test.mean@1", patience: int = 2, mode: str = "max", min_delta: float = 0.0
+) -> tuple[int | None, EarlyStop]:
     """(index of the value at which the run ends, the state)."""
     state = EarlyStop(plan=EarlyStopPlan(metric=metric, patience=patience, mode=mode, min_delta=min_delta), world=SoloWorld())
     for index, value in enumerate(values):
