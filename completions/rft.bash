@@ -3,18 +3,21 @@
 _rft() {
   local current="${COMP_WORDS[COMP_CWORD]}" words=""
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W "train resume eval validate-recipe plan show explain schema status --help --version" -- "$current"))
+    COMPREPLY=($(compgen -W "train resume eval validate-recipe plan show explain schema samples export clean status --help --version" -- "$current"))
     return
   fi
   case "${COMP_WORDS[1]}" in
     train) words="--set --run-dir --ranks --gpus --quiet --json --help" ;;
     resume) words="--step --quiet --json --help" ;;
-    eval) words="--set --run-dir --ranks --gpus --quiet --json --help" ;;
+    eval) words="--set --step --compare --run-dir --ranks --gpus --quiet --json --help" ;;
     validate-recipe) words="--set --ranks --gpus --json --help" ;;
     plan) words="--set --ranks --gpus --out --json --help" ;;
     show) words="--set --origins --json --help" ;;
     explain) words="--help" ;;
     schema) words="--help" ;;
+    samples) words="--step --last --label --sort --best --worst --count --eval --json --help" ;;
+    export) words="--what --dtype --step --help" ;;
+    clean) words="--keep --dry-run --yes --help" ;;
     status) words="--json --help" ;;
   esac
   case "$current" in

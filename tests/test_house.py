@@ -39,7 +39,8 @@ LIGHT = [
     "rftcli.builtin", "rftcli.engines.fake", "rftcli.engines.table", "rftcli.observe.table", "rftcli.observe.history", "rftcli.observe.plain",
     "rftcli.observe.lessons", "rftcli.observe.follow", "rftcli.runtime.prepare", "rftcli.runtime.start", "rftcli.runtime.launch",
     "rftcli.cli.main", "rftcli.cli.train", "rftcli.cli.resume", "rftcli.cli.evaluate", "rftcli.cli.validate", "rftcli.cli.plan",
-    "rftcli.cli.explain", "rftcli.cli.schema",
+    "rftcli.cli.explain", "rftcli.cli.schema", "rftcli.cli.samples", "rftcli.cli.export", "rftcli.cli.clean",
+    "rftcli.runtime.compare", "rftcli.runtime.clean", "rftcli.runtime.export", "rftcli.observe.sample_view", "rftcli.algo.votes", "rftcli.algo.paired",
 ]  # fmt: skip
 HEAVY = ("torch", "transformers", "deepspeed", "vllm", "diffusers")
 

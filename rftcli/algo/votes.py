@@ -1,7 +1,7 @@
 """Majority votes, exactly: the expected score of the most frequent answer among k completions drawn without replacement from n.
 
-No resampling and no first-k: every subset of size k counts alike, so the estimate is unbiased and has no chance in it. No torch. It leaves out what an
-answer is and when two are the same; they come as keys.
+No resampling and no first-k: every subset of size k counts alike, so the estimate is unbiased and has no chance in it. No torch. It leaves out what
+an answer is and when two are the same; they come as keys.
 """
 
 from __future__ import annotations

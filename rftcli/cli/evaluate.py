@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rftcli.cli import talk
 from rftcli.cli.train import Quiet, RunDirOption
+
+if TYPE_CHECKING:
+    from rftcli.runtime.compare import Other
+    from rftcli.runtime.start import EvalJob
 
 app = typer.Typer(add_completion=False)
 
@@ -17,6 +21,11 @@ app = typer.Typer(add_completion=False)
 def evaluate(
     target: Annotated[Path, typer.Argument(help="A checkpoint folder, a run directory (its newest checkpoint), or a recipe.", show_default=False)],
     sets: talk.Sets = [],  # noqa: B006 - typer copies it
+    step: Annotated[int | None, typer.Option("--step", help="Which checkpoint of a run directory; default: the newest whole one.", min=1)] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", help="Evaluate this one on the same prompts and test the difference: a checkpoint, a run, a recipe, or `base`."),
+    ] = None,
     run_dir: RunDirOption = None,
     ranks: talk.Ranks = None,
     gpus: talk.Gpus = None,
@@ -25,9 +34,40 @@ def evaluate(
 ) -> int:
     """Score a checkpoint, a run or an untrained recipe on the evaluation sets."""
     from rftcli.cli.watch import finish, watchers
+    from rftcli.runtime import compare as comparing
     from rftcli.runtime import start
 
-    job = start.evaluation(target, sets, run_dir, ranks=ranks, gpus=gpus)
+    other = None if compare is None else comparing.other_of(compare)
+    job = start.evaluation(target, sets, run_dir, ranks=ranks, gpus=gpus, step=step)
+    if other is not None:
+        return _compare(job, other, quiet=quiet or as_json, as_json=as_json)
     talk.say(f"evaluating {job.what}\nrun directory: {job.run.path}")
     outcome = start.evaluate(job, watchers(job.run, quiet=quiet or as_json))
     return finish(job.run, outcome, as_json=as_json)
+
+
+def _compare(job: EvalJob, other: Other, *, quiet: bool, as_json: bool) -> int:
+    """Both evaluations, one after the other, then the paired test."""
+    from rftcli.cli.watch import finish, watchers
+    from rftcli.runtime import compare as comparing
+    from rftcli.runtime import start
+
+    files = []
+    for one in (job, None if other.samples is not None else comparing.second(job, other)):
+        if one is None:
+            continue
+        talk.say(f"evaluating {one.what}\nrun directory: {one.run.path}")
+        outcome = start.evaluate(one, watchers(one.run, quiet=quiet))
+        if outcome.exit_code:
+            return finish(one.run, outcome, as_json=as_json)
+        files.append(comparing.samples_of(one))
+    if other.samples is not None:
+        files.append(other.samples)
+    result = comparing.compare(files[0], files[1], names=(job.what, other.what), seed=job.plan.seed)
+    path = comparing.write(job.run, result)
+    if as_json:
+        talk.data({"run_dir": str(job.run.path), **result})
+    else:
+        print(comparing.text(result), flush=True)
+    talk.say(f"written to {path}")
+    return 0

@@ -21,6 +21,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("rftcli.cli.show", "Print a recipe with everything resolved, and where each value comes from."),
     "explain": ("rftcli.cli.explain", "Say what a recipe key, a reward rule or a problem code means."),
     "schema": ("rftcli.cli.schema", "Print the JSON schema of recipes, for editors."),
+    "samples": ("rftcli.cli.samples", "Show completions of a run with their rewards."),
+    "export": ("rftcli.cli.export", "Write a run's policy to a directory that from_pretrained loads."),
+    "clean": ("rftcli.cli.clean", "Remove what a killed run left half written, and old checkpoints if asked."),
     "status": ("rftcli.cli.status", "Say how a run stands."),
 }
 

@@ -147,7 +147,9 @@ def early_stop(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 
 
 def name_pattern(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    rest = re.sub(r"\{(?:%s)\}" % "|".join(NAME_FIELDS), "", recipe.name or "")
+    rest = recipe.name or ""
+    for name in NAME_FIELDS:
+        rest = rest.replace(f"{{{name}}}", "")
     if "{" in rest or "}" in rest:
         found = re.search(r"\{([^{}]*)\}", rest)
         yield Finding(

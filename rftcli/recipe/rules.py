@@ -135,7 +135,9 @@ RULES: dict[str, Rule] = {
         text="Several samples of a prompt need a temperature above 0.",
         check=eval_rules.greedy,
     ),
-    "pass-k": Rule(about=("eval.pass_k", "data.eval.NAME.samples_per_prompt"), text="pass@k needs an evaluation set with k samples.", check=eval_rules.pass_k),
+    "pass-k": Rule(
+        about=("eval.pass_k", "data.eval.NAME.samples_per_prompt"), text="pass@k needs an evaluation set with k samples.", check=eval_rules.pass_k
+    ),
     "eval-without-data": Rule(about=("eval.every", "data.eval"), text="Regular evaluation needs an evaluation set.", check=eval_rules.without_data),
     "vote-k": Rule(
         about=("eval.vote_k", "data.eval.NAME.samples_per_prompt"), text="maj@k needs an evaluation set with k samples.", check=eval_rules.vote_k

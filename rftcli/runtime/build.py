@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,13 @@ from rftcli.models.probe import Agreement, agreement
 from rftcli.observe.lessons import LessonState, lessons
 from rftcli.plan.plan import ModelPlan, Plan, plan_from_json
 from rftcli.protocols import Roles, Sampler, Stateful, World
+from rftcli.rewards.answers import Answers
 from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.table import RewardTable
+from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
 from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_critic
+from rftcli.runtime.early_stop import EarlyStop
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner, FrozenPolicy
@@ -73,6 +76,11 @@ class Job:
     sampler: Sampler
     source: PromptSource
     scorer: RewardTable
+    eval_scorer: RewardTable
+    """The same one where evaluation has no rewards of its own."""
+    answers: Answers
+    early_stop: EarlyStop
+    latest: Latest
     eval_sets: list[EvalSet]
     totals: Totals
     lessons: LessonState
@@ -99,7 +107,7 @@ class Job:
         problem = None
         if self.world.rank == 0:
             try:
-                export_hf(self.model, self.tokenizer, state, directory, eos_ids=self.eos_ids)
+                export_hf(self.model, self.tokenizer, state, directory, eos_ids=self.eos_ids, card=card(self.plan, self.latest))
             except (OSError, SafetensorError) as error:  # the second is how safetensors tells of a full disk
                 problem = f"{type(error).__name__}: {error}"
         failed = next((text for text in self.world.gather(problem) if text is not None), None)
@@ -136,7 +144,13 @@ class Job:
         """End worker processes and the engine."""
         self.scorer.close()
         self.source.close()
+        self.eval_scorer.close()
         self.sampler.close()
+
+    @property
+    def last_step(self) -> int:
+        """Where the loop ends: the plan's last step, or before its first where the run had ended early when its checkpoint was written."""
+        return 0 if self.early_stop.reached else self.plan.steps
 
     def stop_reason(self) -> str | None:
         """Agreed over ranks: what rank 0 sees counts for all."""
@@ -200,6 +214,14 @@ def make_eval_sets(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> lis
     return sets
 
 
+def make_eval_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
+    return make_scorer(replace(plan, rewards=plan.eval_rewards), paths)
+
+
+def make_answers(plan: Plan) -> Answers:
+    return Answers(plan.eval_rewards.labels, score_prefill=plan.eval_rewards.score_prefill)
+
+
 def make_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
     return RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths)
 
@@ -207,7 +229,7 @@ def make_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
 def reward_sources(plan: Plan) -> tuple[Path, ...]:
     """Source files of the user's reward functions, so that a checkpoint can be evaluated without them."""
     found = []
-    for parts in plan.rewards.labels.values():
+    for parts in (*plan.rewards.labels.values(), *plan.eval_rewards.labels.values()):
         for part in parts:
             if part.kind == "python":
                 module = sys.modules.get(part.target.partition(":")[0])
@@ -236,6 +258,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     disable_progress_bar()
     paths = search_paths(plan)
     scorer = make_scorer(plan, paths)
+    eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths)
     tokenizer = load_tokenizer(plan.policy.path, trust_remote_code=plan.policy.trust_remote_code)
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
@@ -268,9 +291,11 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)
     taught = LessonState(on_policy=plan.batch.needs_prepass is None)
+    early_stop, latest = EarlyStop(plan=plan.early_stop, world=world), Latest()
     registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": taught}
     kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
     registry |= {name: item for name, item in kept.items() if item is not None}
+    registry |= {"early_stop": early_stop, "latest": latest}
     info = {
         "name": plan.name, "steps": plan.steps, "ranks": world.size, "device": plan.world.device, "engine": plan.rollout.engine,
         "model": plan.policy.given, "parameters": parameters, "zero_stage": plan.learner.zero_stage, "batch": plan.batch.equation,
@@ -281,6 +306,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
         emit=emit, watch=watch,
         roles=Roles(policy=learner, reference=reference, critic=critic), trained=Trained(learner, critic), kl=kl, supervised=supervised,
         sampler=sampler, source=source, scorer=scorer, errors=window,
+        eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
         tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, first_step=first_step,
     )  # fmt: skip

@@ -11,10 +11,10 @@ from rftcli.events import EvalDone, RunEnded, RunStarted
 from rftcli.models.load import eos_ids, load_tokenizer, num_parameters, pad_id
 from rftcli.plan.plan import Plan
 from rftcli.protocols import World
-from rftcli.runtime.build import device_of, load_model, make_eval_sets, make_sampler, make_scorer, search_paths
+from rftcli.runtime.build import device_of, load_model, make_answers, make_eval_scorer, make_eval_sets, make_sampler, search_paths
 from rftcli.runtime.emit import Emitter
+from rftcli.runtime.parts import PartFile
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
-from rftcli.runtime.tell import merge_parts
 from rftcli.stages.evaluate import evaluate
 
 
@@ -28,7 +28,7 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     tokenizer = load_tokenizer(path, trust_remote_code=plan.policy.trust_remote_code)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     sets = make_eval_sets(plan, builder, paths)
-    scorer = make_scorer(plan, paths)
+    scorer = make_eval_scorer(plan, paths)
     model = load_model(plan.policy, device, path).eval()
     sampler = make_sampler(
         plan, model, tokenizer, eos_ids(model.config, model.generation_config, tokenizer), pad_id(tokenizer), device, owns_weights=False
@@ -36,12 +36,15 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": shown, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))
     start = time.perf_counter()
-    result = evaluate(sets, sampler, scorer, plan, world, step=emit.step, tick=emit.progress)
+    scorer.step = emit.step
+    samples = PartFile(world, run.evals / f"{step_name(emit.step)}.samples.jsonl")
+    answers = make_answers(plan)
+    found = evaluate(sets, sampler, scorer, plan, world, step=emit.step, tick=emit.progress, write=samples.write, answers=answers)
     seconds = time.perf_counter() - start
-    merge_parts(world, run.evals / f"{step_name(emit.step)}.samples.jsonl", result.lines)
+    samples.merge()
     scorer.close()
     if world.rank == 0:
-        write_json(run.evals / f"{step_name(emit.step)}.json", {"step": emit.step, "model": shown, "sets": result.sets})
-    emit.emit(EvalDone(time=time.time(), attempt=attempt.number, step=emit.step, sets=result.sets, seconds=seconds))
+        write_json(run.evals / f"{step_name(emit.step)}.json", {"step": emit.step, "model": shown, "sets": found})
+    emit.emit(EvalDone(time=time.time(), attempt=attempt.number, step=emit.step, sets=found, seconds=seconds))
     emit.state("done", step=emit.step)
     emit.emit(RunEnded(time=time.time(), attempt=attempt.number, step=emit.step, status="done"))

@@ -15,10 +15,9 @@ from rftcli.plan.plan import Plan
 from rftcli.rewards.failures import count_failures
 from rftcli.runtime import checkpoint
 from rftcli.runtime.build import Job, reward_sources
-from rftcli.runtime.tell import all_records, step_metrics, write_eval, write_samples
+from rftcli.runtime.tell import all_records, evaluated, step_metrics, write_samples
 from rftcli.stages.collect import Collected, collect
 from rftcli.stages.credit import Credited, credit
-from rftcli.stages.evaluate import evaluate
 from rftcli.stages.learn import learn
 from rftcli.types import Update
 
@@ -36,7 +35,7 @@ def run(job: Job) -> str | None:
     if job.first_step == 1 and plan.eval.before_training and plan.data.eval:
         held_out(job, 0)
 
-    for step in range(job.first_step, plan.steps + 1):
+    for step in range(job.first_step, job.last_step + 1):
         emit.at(step)
         job.scorer.step = step
         collected = collect(job.source, sampler, job.scorer, plan, world, step=step, clock=watch.clock, tick=emit.progress)
@@ -57,10 +56,12 @@ def run(job: Job) -> str | None:
         if plan.evaluates(step):
             held_out(job, step)
         stop = job.stop_reason()
-        if plan.saves(step) or stop is not None:
+        if plan.saves(step) or stop is not None or job.early_stop.reached:
             save(job, step)
         if stop is not None and step < plan.steps:
             return stop
+        if job.early_stop.reached:
+            break
     job.export(job.run.final)
     return None
 
@@ -73,6 +74,8 @@ def step_done(job: Job, step: int, collected: Collected, credited: Credited, upd
     control_kl(job, metrics, credited, completions=len(records))
     job.emit.emit(StepDone(time=time.time(), attempt=job.emit.attempt, step=step, metrics=metrics))
     job.emit.state("running", step=step)
+    job.latest.see_step(step, metrics)
+    job.early_stop.see_step(step, metrics)
     for code, text in job.news(metrics):
         job.emit.warn(code, text)
     engine_agrees(metrics, job.plan)
@@ -100,11 +103,12 @@ def held_out(job: Job, step: int) -> Mapping[str, Any]:
     """Evaluate every set; write evals/step_N.json and its samples, then the event."""
     start = job.watch.clock()
     with job.watch.time("eval"):
-        result = evaluate(job.eval_sets, job.sampler, job.scorer, job.plan, job.world, step=step, tick=job.emit.progress)
-        write_eval(job, step, result)
+        sets = evaluated(job, step)
     seconds = job.watch.clock() - start
-    job.emit.emit(EvalDone(time=time.time(), attempt=job.emit.attempt, step=step, sets=result.sets, seconds=seconds))
-    return result.sets
+    job.emit.emit(EvalDone(time=time.time(), attempt=job.emit.attempt, step=step, sets=sets, seconds=seconds))
+    job.latest.see_eval(step, sets)
+    job.early_stop.see_eval(step, sets)
+    return sets
 
 
 def save(job: Job, step: int) -> None:

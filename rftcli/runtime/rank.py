@@ -95,7 +95,7 @@ def _train(plan: Any, run: RunDir, attempt: AttemptDir, world: Any, emit: Any, j
     finally:
         built.close()
     last = emit.step
-    status, cause = ("done", None) if stopped is None else ("stopped", f"asked to stop ({stopped}); checkpoint committed")
+    status, cause = ("done", built.early_stop.cause) if stopped is None else ("stopped", f"asked to stop ({stopped}); checkpoint committed")
     emit.state(status, step=last, cause=cause)
     emit.emit(RunEnded(time=time.time(), attempt=attempt.number, step=last, status=status, cause=cause))
     if built.trackers is not None:

@@ -88,6 +88,9 @@ def resumption(run: RunDir, *, step: int | None) -> Resumption:
     if progress["ranks"] != plan.world.ranks:
         raise ResumeError(f"{folder.name} was written by {progress['ranks']} ranks, the plan has {plan.world.ranks}")
     at = int(progress["step"])
+    if state.status == "done" and state.cause is not None and step is None:
+        text = f"{run.path}: ended after step {at} of {plan.steps} ({state.cause}), nothing is left to train"
+        return Resumption(last_attempt=last, plan=plan, step=at, checkpoint=folder, text=text, nothing_to_do=True)
     if at >= plan.steps:
         done = state.status == "done"  # else the run ended between its last checkpoint and the export to final/
         text = f"{run.path}: step {at} of {plan.steps} is done, nothing is left {'to train' if done else 'but to write final/'}"
@@ -151,10 +154,14 @@ class EvalJob:
     what: str
 
 
-def evaluation(target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks: int | None, gpus: int | None) -> EvalJob:
-    """What to evaluate and where its results go: always a directory of its own."""
+def evaluation(
+    target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks: int | None, gpus: int | None, step: int | None = None
+) -> EvalJob:
+    """What to evaluate and where its results go: always a directory of its own. `step`: which checkpoint of a run."""
+    if step is not None and (not target.is_dir() or (target / COMMITTED).is_file()):
+        raise UsageError(f"--step chooses a checkpoint of a run directory, which {target} is not")
     if target.is_dir():
-        folder = _checkpoint_of(target)
+        folder = checkpoint_of(target, step)
         if sets:
             raise UsageError(
                 "--set changes a recipe; a checkpoint is evaluated by its own plan",
@@ -163,18 +170,18 @@ def evaluation(target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks
         plan = _saved_plan(folder / "plan.json")
         machine = prepare.machine_at_hand(ranks, gpus)
         plan = replace(plan, world=_world_here(plan, machine, ranks, gpus))
-        step, what, prepared = int(read_progress(folder)["step"]), str(folder), None
+        at, what = int(read_progress(folder)["step"]), str(folder)
     else:
-        prepared = prepare.prepare(target, sets, ranks=ranks, gpus=gpus)
-        plan, folder, step, what = prepared.plan, None, 0, f"the untrained model of {target}"
+        plan = prepare.prepare(target, sets, ranks=ranks, gpus=gpus).plan
+        folder, at, what = None, 0, f"the untrained model of {target}"
     if not plan.data.eval:
         raise UsageError(f"{target} has no evaluation sets", hint="name one under data.eval of the recipe")
     if folder is not None and not (folder / "policy").is_dir():
         raise UsageError(f"{folder} holds no policy/ (checkpoint.save_hf was false)")
-    run = RunDir(run_dir or Path("runs") / f"eval-{plan.name}-{step_name(step)}-{_utc_now()}")
+    run = RunDir(run_dir or Path("runs") / f"eval-{plan.name}-{step_name(at)}-{_utc_now()}")
     run.create()
     write_text(run.plan, plan_to_json(plan))
-    return EvalJob(run=run, plan=plan, checkpoint=folder, step=step, what=what)
+    return EvalJob(run=run, plan=plan, checkpoint=folder, step=at, what=what)
 
 
 def _world_here(plan: Plan, machine: Any, ranks: int | None, gpus: int | None) -> Any:
@@ -186,13 +193,18 @@ def _world_here(plan: Plan, machine: Any, ranks: int | None, gpus: int | None) -
     )
 
 
-def _checkpoint_of(target: Path) -> Path:
+def checkpoint_of(target: Path, step: int | None = None) -> Path:
     """The checkpoint folder meant by a checkpoint, its policy/ folder, or a run directory."""
     if (target / COMMITTED).is_file():
         return target.absolute()
     if target.name == "policy" and (target.parent / COMMITTED).is_file():
         return target.parent.absolute()
     whole = RunDir(target).committed_checkpoints()
+    if whole and step is not None:
+        try:
+            return _checkpoint(RunDir(target), step) or whole[-1]
+        except ResumeError as error:
+            raise UsageError(error.message, hint=error.hint) from error
     if whole:
         return whole[-1]
     raise UsageError(
@@ -224,7 +236,9 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
         "plan": plan_hash(plan),
         "data": {} if prepared.data is None else {"train": _fingerprints(prepared.data.train), "eval": _fingerprints(prepared.data.eval)},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "user_rewards": sorted({part.target for parts in plan.rewards.labels.values() for part in parts if part.kind == "python"}),
+        "user_rewards": sorted(
+            {part.target for table in (plan.rewards, plan.eval_rewards) for parts in table.labels.values() for part in parts if part.kind == "python"}
+        ),
     }
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rftcli.algo.stats import Moments
+from rftcli.plan.plan import Plan
 from rftcli.protocols import World
+from rftcli.runtime.parts import PartFile, merge_parts
 from rftcli.runtime.rundir import step_name, write_json
 from rftcli.stages.collect import Collected
 from rftcli.stages.credit import Credited
-from rftcli.stages.evaluate import Evaluation
+from rftcli.stages.evaluate import evaluate
 from rftcli.stages.records import SampleRecord, length_metrics, records_of, reward_metrics, sample_line
 from rftcli.types import Update
 
@@ -84,34 +84,35 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, Any]:
 
 
 def write_samples(job: Job, step: int, collected: Collected, credited: Credited) -> None:
-    """samples/step_N.jsonl from every rank's part, ordered by draw and sample. Collective."""
+    """samples/step_N.jsonl from every rank's part, ordered by draw and sample, as often and as many as the plan says. Collective."""
+    if not job.plan.samples.writes(step):
+        return
+    kept = first_draws(job.world, [group.prompt.draw for group in collected.groups], job.plan)
     lines = [
         sample_line(sample, step=step, advantage=credited.advantages.get((group.prompt.draw, sample.completion.sample)))
         for group in collected.groups
+        if group.prompt.draw in kept
         for sample in group.samples
     ]
     merge_parts(job.world, job.run.samples / f"{step_name(step)}.jsonl", lines)
 
 
-def write_eval(job: Job, step: int, result: Evaluation) -> None:
-    """evals/step_N.json and evals/step_N.samples.jsonl. Collective."""
-    merge_parts(job.world, job.run.evals / f"{step_name(step)}.samples.jsonl", result.lines)
+def first_draws(world: World, draws: Sequence[int], plan: Plan) -> set[int]:
+    """The draws whose groups are written: all, or the smallest ones of all ranks, whole groups up to `samples.max`, one at least."""
+    if plan.samples.max is None:
+        return set(draws)
+    everywhere = sorted(draw for part in world.gather(list(draws)) for draw in part)
+    return set(everywhere[: max(1, plan.samples.max // plan.batch.samples_per_prompt)])
+
+
+def evaluated(job: Job, step: int) -> dict[str, Mapping[str, Any]]:
+    """Evaluate every set; evals/step_N.samples.jsonl, then evals/step_N.json. Collective."""
+    job.eval_scorer.step = step
+    samples = PartFile(job.world, job.run.evals / f"{step_name(step)}.samples.jsonl")
+    sets = evaluate(
+        job.eval_sets, job.sampler, job.eval_scorer, job.plan, job.world, step=step, tick=job.emit.progress, write=samples.write, answers=job.answers
+    )
+    samples.merge()
     if job.world.rank == 0:
-        write_json(job.run.evals / f"{step_name(step)}.json", {"step": step, "sets": result.sets})
-
-
-def merge_parts(world: World, target: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Each rank writes its part beside `target`; rank 0 merges, orders and renames. The parts go away."""
-    part = target.with_name(f".{target.name}.{world.rank}")
-    part.write_text("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines), encoding="utf-8", errors="backslashreplace")
-    world.barrier(f"parts of {target.name}")
-    if world.rank != 0:
-        return
-    parts = [target.with_name(f".{target.name}.{rank}") for rank in range(world.size)]
-    merged = [json.loads(line) for path in parts for line in path.read_text(encoding="utf-8").split("\n") if line]
-    merged.sort(key=lambda line: (line.get("set", ""), line["draw"], line["sample"]))
-    fresh = target.with_name(f".{target.name}.merged")
-    fresh.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in merged), encoding="utf-8", errors="backslashreplace")
-    fresh.replace(target)
-    for path in parts:
-        path.unlink()
+        write_json(job.run.evals / f"{step_name(step)}.json", {"step": step, "sets": sets})
+    return sets

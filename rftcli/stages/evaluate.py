@@ -1,26 +1,26 @@
 """Score a policy on held-out prompts: every row of every set, each set with its own samples, and nothing of the training run touched.
 
-Draws of an evaluation are row numbers under a key of their own, so the same weights give the same answers at any step and on any rank count.
+Draws of an evaluation are row numbers under a key of their own, so the same weights give the same answers at any step and on any rank count. A
+completion is handed on as soon as it is scored: what stays of it is a small record. What the metrics mean is in `held_out_metrics`.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from rftcli.algo import stats
 from rftcli.algo.keyed import key64
-from rftcli.plan.plan import Plan, RewardPlan
+from rftcli.errors import RftError
+from rftcli.plan.plan import Plan
 from rftcli.protocols import Sampler, Scorer, World
-from rftcli.stages.collect import Tick, group_up, settings_of
-from rftcli.stages.records import SampleRecord, length_metrics, part_metrics, records_of, sample_line
-from rftcli.types import Prompt, Request
+from rftcli.stages.collect import Tick, settings_of
+from rftcli.stages.held_out_metrics import summarise
+from rftcli.stages.records import record, sample_line
+from rftcli.types import Completion, Prompt, Request, SamplingSettings, ScoredSample
 
-FULL_MARK_TOLERANCE = 1e-6
+Write = Callable[[Mapping[str, Any]], None]
+"""Takes one line of the samples file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,79 +31,76 @@ class EvalSet:
     samples_per_prompt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    sets: Mapping[str, Mapping[str, Any]]
-    """As in the eval event; the same on every rank."""
-    lines: tuple[Mapping[str, Any], ...]
-    """This rank's samples."""
+class AnswerReader(Protocol):
+    """What a completion answers, for votes (`rewards.answers.Answers`)."""
+
+    def votes(self, label: str) -> bool: ...
+
+    def read(self, completion: Completion) -> str | None: ...
 
 
-def evaluate(sets: Sequence[EvalSet], sampler: Sampler, scorer: Scorer, plan: Plan, world: World, *, step: int, tick: Tick) -> Evaluation:
+def evaluate(
+    sets: Sequence[EvalSet],
+    sampler: Sampler,
+    scorer: Scorer,
+    plan: Plan,
+    world: World,
+    *,
+    step: int,
+    tick: Tick,
+    write: Write,
+    answers: AnswerReader | None = None,
+) -> dict[str, Mapping[str, Any]]:
+    """The sets of the eval event, the same on every rank. `write` gets this rank's samples; `answers` are read where the plan has votes."""
     results: dict[str, Mapping[str, Any]] = {}
-    lines: list[Mapping[str, Any]] = []
+    reader = answers if plan.eval.vote_k else None
     for item in sets:
-        settings = replace(
-            settings_of(plan.rollout, key64(plan.seed, "eval", item.name)),
-            temperature=plan.eval.temperature,
-            max_new_tokens=plan.eval.max_new_tokens,
-            min_new_tokens=min(plan.rollout.min_new_tokens, plan.eval.max_new_tokens),
-        )
         mine = [prompt for index, prompt in enumerate(item.prompts) if index % world.size == world.rank]
         requests = [Request(prompt=prompt, samples=tuple(range(item.samples_per_prompt))) for prompt in mine]
         total = len(mine) * item.samples_per_prompt
-
-        def generate(requests: list[Request] = requests, settings: Any = settings, total: int = total) -> Any:
-            for done, completion in enumerate(sampler.generate(requests, settings), start=1):
-                tick("eval", done, total)
-                yield completion
-
-        groups = group_up(scorer.score(generate()), [prompt.draw for prompt in mine], item.samples_per_prompt)
-        lines.extend({"set": item.name, **sample_line(sample, step=step, advantage=None)} for group in groups.values() for sample in group.samples)
-        gathered = [entry for part in world.gather(records_of(groups.values())) for entry in part]
+        completions = _told(sampler.generate(requests, settings_of_set(plan, item.name)), total, tick)
+        records = []
+        for sample in _each_once(scorer.score(completions), requests):
+            votes = reader is not None and reader.votes(sample.completion.prompt.label)
+            answer = reader.read(sample.completion) if reader is not None and votes else None
+            records.append(record(sample, answer=answer, votes=votes))
+            line = {"set": item.name, **sample_line(sample, step=step, advantage=None)}
+            write({**line, "answer": answer} if votes else line)
+        gathered = [entry for part in world.gather(records) for entry in part]
         gathered.sort(key=lambda entry: (entry.draw, entry.sample))
-        results[item.name] = summarise(gathered, plan.rewards, item.samples_per_prompt, plan.eval.pass_k)
-    return Evaluation(sets=results, lines=tuple(lines))
+        results[item.name] = summarise(gathered, plan.eval_rewards, item.samples_per_prompt, plan.eval.pass_k, plan.eval.vote_k)
+    return results
 
 
-def summarise(records: Sequence[SampleRecord], rewards: RewardPlan, samples: int, pass_k: Sequence[int]) -> dict[str, Any]:
-    """mean@n, best@n and pass@k with 95% intervals over prompts; counts; lengths. A completion passes when it reaches its label's full mark."""
-    groups: dict[int, list[SampleRecord]] = defaultdict(list)
-    for item in records:
-        groups[item.draw].append(item)
-    scored = {draw: [item.reward for item in members if item.reward is not None] for draw, members in groups.items()}
-    scored = {draw: values for draw, values in scored.items() if values}
-    summary: dict[str, Any] = {"prompts": len(groups), "prompts_scored": len(scored), "samples_per_prompt": samples}
-    if scored:
-        summary[f"mean@{samples}"] = _interval([statistics.fmean(values) for values in scored.values()])
-        if samples > 1:
-            summary[f"best@{samples}"] = _interval([max(values) for values in scored.values()])
-        for k in pass_k:
-            if k > samples:
-                continue
-            passed = []
-            for draw, values in scored.items():
-                full = _full_mark(rewards, groups[draw][0].label)
-                if full is not None and len(values) >= k:
-                    passed.append(stats.pass_at_k(len(values), sum(value >= full - FULL_MARK_TOLERANCE for value in values), k))
-            if passed:
-                summary[f"pass@{k}"] = _interval(passed)
-    summary["reward_errors"] = sum(1 for item in records if item.reward is None)
-    summary["parts"] = part_metrics(records)
-    lengths = length_metrics(records)
-    summary["response_tokens"] = lengths["response_tokens"]["mean"]
-    summary["truncated_fraction"] = lengths["truncated_fraction"]
-    return summary
+def settings_of_set(plan: Plan, name: str) -> SamplingSettings:
+    """The rollout's settings under a key of the set's own, with what the plan says about the set."""
+    own = plan.eval.sampling[name]
+    return replace(
+        settings_of(plan.rollout, key64(plan.seed, "eval", name)),
+        temperature=own.temperature,
+        top_p=own.top_p,
+        top_k=own.top_k,
+        min_p=own.min_p,
+        max_new_tokens=own.max_new_tokens,
+        min_new_tokens=own.min_new_tokens,
+    )
 
 
-def _interval(values: Sequence[float]) -> dict[str, float]:
-    """The mean, with its interval where there is one: a single prompt has no spread."""
-    mean, low, high = stats.mean_interval(values)
-    return {"value": mean} if math.isnan(low) else {"value": mean, "low": low, "high": high}
+def _told(completions: Iterable[Completion], total: int, tick: Tick) -> Iterator[Completion]:
+    for done, completion in enumerate(completions, start=1):
+        tick("eval", done, total)
+        yield completion
 
 
-def _full_mark(rewards: RewardPlan, label: str) -> float | None:
-    """The best reward a label can give when every part says 1; None if nothing is rewarded."""
-    parts = rewards.labels.get(label, rewards.labels.get("default", ()))
-    total = sum(part.weight for part in parts if part.weight > 0)
-    return total or None
+def _each_once(scored: Iterable[ScoredSample], requests: Sequence[Request]) -> Iterator[ScoredSample]:
+    """The samples as they come. Raises RftError if the engine or the scorer lost or doubled one, or made one up."""
+    missing = {(request.prompt.draw, sample) for request in requests for sample in request.samples}
+    for sample in scored:
+        key = (sample.completion.prompt.draw, sample.completion.sample)
+        if key not in missing:
+            raise RftError(f"the engine returned sample {key[1]} of draw {key[0]}, which was not asked for or came twice")
+        missing.remove(key)
+        yield sample
+    if missing:
+        draw, index = min(missing)
+        raise RftError(f"the engine returned no sample {index} of draw {draw}, and {len(missing) - 1} others are missing")

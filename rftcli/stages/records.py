@@ -29,9 +29,13 @@ class SampleRecord:
     tokens: int
     prompt_tokens: int
     finish: FinishReason
+    answer: str | None = None
+    """What it answers, for votes; None: nothing, or it does not vote."""
+    votes: bool = False
+    """Whether completions of its label vote."""
 
 
-def record(sample: ScoredSample) -> SampleRecord:
+def record(sample: ScoredSample, *, answer: str | None = None, votes: bool = False) -> SampleRecord:
     completion = sample.completion
     return SampleRecord(
         draw=completion.prompt.draw,
@@ -42,6 +46,8 @@ def record(sample: ScoredSample) -> SampleRecord:
         tokens=len(completion.trace.ids),
         prompt_tokens=len(completion.prompt.token_ids),
         finish=completion.finish,
+        answer=answer,
+        votes=votes,
     )
 
 
@@ -64,6 +70,7 @@ def reward_metrics(records: Sequence[SampleRecord]) -> dict[str, Any]:
             members.append(item.reward)
     dropped = len(records) - len(rewards)
     metrics: dict[str, Any] = {
+        "groups": len(groups),
         "zero_signal_fraction": sum(1 for members in groups.values() if not _has_spread(members)) / max(1, len(groups)),
         "reward_errors": sum(1 for item in records if any(part.error is not None for part in item.parts)),
         "samples_dropped": dropped,
@@ -105,7 +112,7 @@ def length_metrics(records: Sequence[SampleRecord]) -> dict[str, Any]:
     finished = [item.tokens for item in records if item.finish is FinishReason.STOP]
     tokens: dict[str, float] = {"mean": statistics.fmean(lengths), "min": min(lengths), "max": max(lengths)}
     if finished:
-        tokens["terminated_mean"] = statistics.fmean(finished)
+        tokens |= {"terminated_mean": statistics.fmean(finished), "terminated_min": min(finished), "terminated_max": max(finished)}
     return {
         "response_tokens": tokens,
         "prompt_tokens_mean": statistics.fmean(item.prompt_tokens for item in records),

@@ -365,7 +365,8 @@ ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "models.critic.opti
 MERGED = {"extends"}
 for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`
     _table.update({f"eval.{pattern}": value for pattern, value in list(_table.items()) if pattern.startswith("rewards.")})
-SETUP.update({pattern: tuple(item.replace("rewards.", "eval.rewards.") for item in SETUP[pattern]) for pattern in SETUP if pattern.startswith("eval.rew")})
+_OWN = [pattern for pattern in SETUP if pattern.startswith("eval.rewards.")]
+SETUP.update({pattern: tuple(item.replace("rewards.", "eval.rewards.") for item in SETUP[pattern]) for pattern in _OWN})
 INSTEAD_OF.update({pattern: f"eval.{INSTEAD_OF[pattern]}" for pattern in INSTEAD_OF if pattern.startswith("eval.rewards.")})
 ONE_VALUE |= {f"eval.{pattern}" for pattern in ONE_VALUE if pattern.startswith("rewards.")}
 

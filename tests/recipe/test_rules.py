@@ -98,7 +98,12 @@ BREACHES = [
         "data.train[0]",
         "rows without a label need an entry `default` in rewards",
     ),
-    ("vote-k", ["eval={vote_k: [2]}", "data.eval.e={path: b}"], "eval.vote_k[0]", "maj@2 needs at least 2 samples per prompt, the evaluation sets have 1"),
+    (
+        "vote-k",
+        ["eval={vote_k: [2]}", "data.eval.e={path: b}"],
+        "eval.vote_k[0]",
+        "maj@2 needs at least 2 samples per prompt, the evaluation sets have 1",
+    ),
     (
         "greedy-samples",
         ["data.eval.e={path: b, samples_per_prompt: 2, sampling: {temperature: 0}}", "eval.temperature=1"],

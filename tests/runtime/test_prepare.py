@@ -143,6 +143,33 @@ def test_a_label_without_a_reward(recipe: Callable[..., Path], tmp_path: Path) -
     assert at(problem)[0] == 6
 
 
+def test_evaluation_has_a_reward_table_of_its_own(recipe: Callable[..., Path], tmp_path: Path) -> None:
+    """Rows of an evaluation set are checked against `eval.rewards`, rows of training against `rewards`, each problem at its own key."""
+    (tmp_path / "held.jsonl").write_text('{"prompt": "a", "answer": "b", "kind": "maths"}\n')
+    sets = ("data.eval.held={path: held.jsonl, columns: {label: kind}}", "eval.rewards.math=[{rule: exact}]", "eval.every=1")
+    _, problems = refused(recipe(), *sets)
+    assert set(problems) == {"eval.rewards"}
+    assert "1 row with the label `maths`" in problems["eval.rewards"].message and "`eval.rewards` has no entry" in problems["eval.rewards"].message
+    assert problems["eval.rewards"].hint == "did you mean `math`? entries of `eval.rewards`: `math`"
+
+    (tmp_path / "held.jsonl").write_text('{"prompt": "a", "answer": "b", "kind": "math"}\n')
+    prepared = plan(recipe(), *sets)
+    assert set(prepared.plan.rewards.labels) == {"default"} and set(prepared.plan.eval_rewards.labels) == {"math"}
+    assert prepared.warnings == ()
+
+    _, problems = refused(recipe(), *sets, "eval.rewards.math[0].options={casefold: 3}")
+    assert "eval.rewards.math.parts[0].options" in problems
+    _, problems = refused(recipe(), *sets, "eval.rewards.math=[{python: 'nowhere:f'}]")
+    assert "eval.rewards.math.parts[0].python" in problems
+
+
+def test_votes_need_an_answer_to_count(recipe: Callable[..., Path]) -> None:
+    sets = ("data.eval.held={path: rows.jsonl, samples_per_prompt: 2}", "eval={temperature: 1, vote_k: [2]}")
+    assert plan(recipe(), *sets).plan.eval.vote_k == (2,)
+    _, problems = refused(recipe(), *sets, "eval.rewards.default=[{rule: length, options: {target: 1, limit: 2}}]")
+    assert "no reward has a rule that reads an answer" in problems["eval.vote_k"].message and "math_answer" in str(problems["eval.vote_k"].hint)
+
+
 def test_missing_columns(recipe: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     _, problems = refused(recipe(RECIPE.replace("rows.jsonl", "other.jsonl")))

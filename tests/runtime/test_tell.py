@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from rftcli.plan.plan import SamplesPlan
+from rftcli.runtime.parts import PartFile, merge_parts
 from rftcli.runtime.rundir import RunDir
-from rftcli.runtime.tell import all_records, merge_parts, update_metrics, write_eval, write_samples
+from rftcli.runtime.tell import all_records, update_metrics, write_samples
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages.collect import Collected
 from rftcli.stages.credit import Credited
-from rftcli.stages.evaluate import Evaluation
 from rftcli.types import Completion, FinishReason, Group, Prompt, ScoredSample, TokenTrace, Update
 
 
@@ -176,7 +177,7 @@ def test_samples_of_all_ranks_with_their_advantages(tmp_path: Path) -> None:
     advantages = {(draw, sample): draw + sample / 10 for draw in range(4) for sample in range(2) if draw != 2}
 
     def work(world: ThreadWorld) -> Any:
-        job: Any = SimpleNamespace(world=world, run=run)
+        job: Any = SimpleNamespace(world=world, run=run, plan=plan_of())
         collected = collected_of([3, 1] if world.rank == 0 else [2, 0])
         write_samples(job, 7, collected, Credited(mini_batches=(), advantages=advantages))
         return all_records(job, collected)
@@ -190,16 +191,34 @@ def test_samples_of_all_ranks_with_their_advantages(tmp_path: Path) -> None:
     assert {item["step"] for item in lines} == {7}
 
 
-def test_an_evaluation_has_two_files(tmp_path: Path) -> None:
+def plan_of(every: int = 1, most: int | None = None) -> Any:
+    return SimpleNamespace(samples=SamplesPlan(every=every, max=most), batch=SimpleNamespace(samples_per_prompt=2))
+
+
+@pytest.mark.parametrize(("most", "draws"), [(4, [0, 1]), (5, [0, 1]), (1, [0]), (100, [0, 1, 2, 3]), (None, [0, 1, 2, 3])])
+def test_at_most_so_many_completions_in_whole_groups(tmp_path: Path, most: int | None, draws: list[int]) -> None:
+    """The smallest draws of all ranks: the same whoever sampled them."""
     run = RunDir(tmp_path / "run")
     run.create()
-    sets = {"test": {"mean@1": {"value": 0.5}, "prompts": 2}}
 
     def work(world: ThreadWorld) -> None:
-        job: Any = SimpleNamespace(world=world, run=run)
-        write_eval(job, 0, Evaluation(sets=sets, lines=(line(world.rank, 0, set="test"),)))
+        job: Any = SimpleNamespace(world=world, run=run, plan=plan_of(2, most))
+        for step in (1, 2, 3):
+            write_samples(job, step, collected_of([3, 1] if world.rank == 0 else [2, 0]), Credited(mini_batches=(), advantages={}))
 
     on_ranks(2, work)
-    assert json.loads((run.evals / "step_000000.json").read_text()) == {"step": 0, "sets": sets}
-    assert len((run.evals / "step_000000.samples.jsonl").read_text().splitlines()) == 2
-    assert len(list(run.evals.iterdir())) == 2
+    assert sorted(path.name for path in run.samples.iterdir()) == ["step_000001.jsonl", "step_000003.jsonl"]
+    lines = [json.loads(text) for text in (run.samples / "step_000003.jsonl").read_text().splitlines()]
+    assert [(item["draw"], item["sample"]) for item in lines] == [(draw, sample) for draw in draws for sample in range(2)]
+
+
+def test_lines_are_on_disk_before_the_last_one_is_known(tmp_path: Path) -> None:
+    """An evaluation does not hold its samples: what was written is beside the target, and in order only after the merge."""
+    target = tmp_path / "e.jsonl"
+    part = PartFile(SoloWorld(), target)
+    for draw in range(3000, 0, -1):
+        part.write(line(draw, 0, completion="x" * 100))
+    beside = tmp_path / ".e.jsonl.0"
+    assert not target.exists() and beside.stat().st_size > 100_000
+    part.merge()
+    assert [json.loads(text)["draw"] for text in target.read_text().splitlines()] == list(range(1, 3001)) and not beside.exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +11,12 @@ import pytest
 
 from rftcli.algo.keyed import key64
 from rftcli.engines.fake import FakeSampler
+from rftcli.errors import RftError
 from rftcli.plan.plan import RewardPlan
 from rftcli.rewards.spec import PartSpec
 from rftcli.runtime.world import SoloWorld
-from rftcli.stages.evaluate import EvalSet, evaluate, summarise
+from rftcli.stages.evaluate import EvalSet, evaluate
+from rftcli.stages.held_out_metrics import summarise
 from rftcli.stages.records import record, records_of
 from rftcli.types import Completion, FinishReason, Request, SamplingSettings
 
@@ -131,11 +133,32 @@ def sets_of(made: SimpleNamespace, sizes: dict[str, tuple[int, int]]) -> list[Ev
     ]
 
 
-def run(made: SimpleNamespace, world: Any, sampler: FakeSampler, ticks: list[Any] | None = None) -> Any:
-    plan = made.plan("eval.temperature=0.7", "eval.max_new_tokens=3", "rollout.min_new_tokens=4", "rollout.top_k=5", "seed=9", "eval.pass_k=[1]")
+class First:
+    """The answer is the first token; a 4 is none; label `mute` does not vote."""
+
+    def votes(self, label: str) -> bool:
+        return label != "mute"
+
+    def read(self, completion: Completion) -> str | None:
+        first = completion.trace.ids[0]
+        return None if first == 4 else str(first)
+
+
+PLAN = (
+    "data.eval={a: {path: a, samples_per_prompt: 2}, b: {path: b, sampling: {temperature: 0, top_p: 0.5, top_k: 1, max_new_tokens: 2}}}",
+    "eval={temperature: 0.7, max_new_tokens: 3, pass_k: [1], vote_k: [1, 2]}", "rollout.min_new_tokens=4", "rollout.top_k=5", "seed=9",
+)  # fmt: skip
+
+
+def run(made: SimpleNamespace, world: Any, sampler: FakeSampler, ticks: list[Any] | None = None) -> SimpleNamespace:
+    """sets: the results; lines: this rank's samples."""
     scores = made.Scores(lambda completion: None if completion.trace.ids[0] == 3 else float(completion.trace.ids[0] % 2))
-    sets = sets_of(made, {"a": (5, 2), "b": (1, 1)})
-    return evaluate(sets, sampler, scores, plan, world, step=6, tick=lambda *tick: None if ticks is None else ticks.append(tick))
+    lines: list[Mapping[str, Any]] = []
+    found = evaluate(
+        sets_of(made, {"a": (5, 2), "b": (1, 1)}), sampler, scores, made.plan(*PLAN), world, step=6,
+        tick=lambda *tick: None if ticks is None else ticks.append(tick), write=lines.append, answers=First(),
+    )  # fmt: skip
+    return SimpleNamespace(sets=found, lines=lines)
 
 
 def test_every_row_of_every_set_once(made: SimpleNamespace) -> None:
@@ -155,6 +178,7 @@ def test_settings_of_evaluation(made: SimpleNamespace) -> None:
     (_, first), (_, second) = sampler.calls
     assert (first.temperature, first.max_new_tokens, first.top_k) == (0.7, 3, 5)
     assert first.min_new_tokens == 3  # never longer than what is allowed
+    assert (second.temperature, second.max_new_tokens, second.top_k, second.top_p, first.top_p) == (0.0, 2, 1, 0.5, 1.0)
     assert (first.seed, second.seed) == (key64(9, "eval", "a"), key64(9, "eval", "b")) and first.seed != second.seed
 
 
@@ -166,3 +190,58 @@ def test_the_same_on_any_number_of_ranks(made: SimpleNamespace) -> None:
         lines = [line for part in parts for line in part.lines]
         key = ("set", "draw", "sample")
         assert sorted(lines, key=lambda line: [line[name] for name in key]) == sorted(solo.lines, key=lambda line: [line[name] for name in key])
+
+
+def test_lines_say_what_was_answered(made: SimpleNamespace) -> None:
+    for line in run(made, SoloWorld(), Recording()).lines:
+        assert line["answer"] is None or line["answer"].isdecimal()
+
+
+def test_worst_spread_and_votes(made: SimpleNamespace) -> None:
+    """Answers a a b and b c c: the majority is right in the first prompt and wrong in the second."""
+    rows = [(0, "a", 1.0), (0, "a", 1.0), (0, "b", 0.0), (1, "b", 1.0), (1, "c", 0.0), (1, "c", 0.0)]
+    samples = [record(made.sample(draw, index % 3, reward), answer=answer, votes=True) for index, (draw, answer, reward) in enumerate(rows)]
+    found = summarise(samples, ONE, 3, [], [1, 3])
+    assert (found["best@3"]["value"], found["worst@3"]["value"]) == (1.0, 0.0)
+    assert found["std@3"]["value"] == pytest.approx((1 / 3) ** 0.5)
+    assert found["maj@3"]["value"] == 0.5 and found["maj@1"]["value"] == pytest.approx(found["mean@3"]["value"])
+    assert not [name for name in summarise([record(made.sample(0, i, 1.0)) for i in range(2)], ONE, 2, [], [2]) if name.startswith("maj")]
+
+
+def test_best_of_all_needs_all(made: SimpleNamespace) -> None:
+    found = summarise(records_of(made.groups({0: [1.0, None], 1: [0.0, 0.5]})), ONE, 2, [])
+    assert found["best@2"] == {"value": 0.5} and found["worst@2"]["value"] == 0.0  # one prompt is left
+    assert found["mean@2"]["value"] == pytest.approx(0.625)
+
+
+def test_each_label_has_its_own_numbers(made: SimpleNamespace) -> None:
+    table = rewards(math=[2.0], default=[1.0])
+    samples = [made.sample(draw, 0, reward, label=label) for draw, (label, reward) in enumerate([("math", 2.0), ("math", 0.0), ("else", 1.0)])]
+    found = summarise([record(sample) for sample in samples], table, 1, [1])
+    assert {label: (own["mean@1"]["value"], own["pass@1"]["value"], own["prompts_scored"]) for label, own in found["labels"].items()} == {
+        "math": (1.0, 0.5, 2), "else": (1.0, 1.0, 1),
+    }  # fmt: skip
+    assert "labels" not in summarise([record(sample) for sample in samples[:2]], table, 1, [1])  # they would say the same twice
+
+
+def test_evaluation_has_rewards_of_its_own(made: SimpleNamespace) -> None:
+    """The full mark of pass@1 is that of the evaluation's table."""
+    plan = made.plan("data.eval.a.path=a", "eval.rewards.default=[{rule: exact, weight: 3}]", "eval.pass_k=[1]")
+    scores = made.Scores(lambda completion: 3.0 if completion.prompt.draw else 1.0)
+    found = evaluate(sets_of(made, {"a": (2, 1)}), Recording(), scores, plan, SoloWorld(), step=0, tick=lambda *_: None, write=lambda _: None)
+    assert found["a"]["pass@1"]["value"] == 0.5
+    assert plan.rewards.labels["default"][0].weight == 1.0
+
+
+def test_a_lost_or_doubled_completion_is_told(made: SimpleNamespace) -> None:
+    class Careless(Recording):
+        def __init__(self, change: Any) -> None:
+            super().__init__()
+            self.change = change
+
+        def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> Iterator[Completion]:
+            return iter(self.change(list(super().generate(requests, settings))))
+
+    for change, text in ((lambda found: found[:-1], "returned no sample"), (lambda found: [*found, found[0]], "came twice")):
+        with pytest.raises(RftError, match=text):
+            run(made, SoloWorld(), Careless(change))

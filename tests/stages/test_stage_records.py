@@ -118,7 +118,7 @@ def test_lengths(made: SimpleNamespace) -> None:
         made.sample(1, 0, ids=(1,) * 5, prompt_ids=(1,) * 7), made.sample(1, 1, ids=(), finish=FinishReason.ABORT, prompt_ids=(1,) * 7),
     ]  # fmt: skip
     assert length_metrics([record(sample) for sample in samples]) == {
-        "response_tokens": {"mean": 4.0, "min": 0, "max": 8, "terminated_mean": 4.0},
+        "response_tokens": {"mean": 4.0, "min": 0, "max": 8, "terminated_mean": 4.0, "terminated_min": 3, "terminated_max": 5},
         "prompt_tokens_mean": 6.0,
         "truncated_fraction": 0.25,
         "tokens": 16 + 24,

@@ -25,7 +25,11 @@ from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, O
 class Recipe(Section):
     """What a person wants, whole. `models.policy.path`, one data path, one reward and `train.steps` are enough."""
 
-    name: Name | None = Field(None, description="Name of the run and of its directory, which may hold {date}, {time}, {model}, {recipe} and {seed}; null takes the recipe file's.")
+    name: Name | None = Field(
+        None,
+        description="Name of the run and of its directory, which may hold {date}, {time}, {model}, {recipe} and {seed}; null takes the name of the "
+        "recipe's file.",
+    )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Key of everything random: order of the data, samples, dropout.")
     extends: tuple[Text, ...] = Field(
         (),
