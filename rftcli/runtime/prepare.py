@@ -19,6 +19,7 @@ from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
+from rftcli.probe.lengths import LengthFacts
 from rftcli.probe.machine import machine_facts
 from rftcli.probe.model import model_facts
 from rftcli.recipe.layers import shipped_recipes
@@ -28,6 +29,7 @@ from rftcli.recipe.problems import Problem
 from rftcli.recipe.written import escaped, written_recipe
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import RULES, check_options, needs_reference, require_package
+from rftcli.runtime import checks
 from rftcli.runtime.environment import resolved_model
 
 ROWS_LOOKED_AT = 1000
@@ -58,6 +60,8 @@ class Prepared:
     data: Scan | None
     machine: MachineFacts
     warnings: tuple[str, ...]
+    lengths: tuple[LengthFacts, ...] = ()
+    """Prompts in tokens, training sets first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +110,20 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
     except MachineError:
         loaded.raise_problems(problems)  # what is wrong here and now comes before a hub that does not answer
         raise
-    facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=scan.train_rows)
+    train_rows, lengths = scan.train_rows, ()
+    if not problems:  # what cannot be read cannot be measured
+        folder = _path(loaded).resolve().parent
+        measured, longer = checks.check_lengths(loaded, policy.path, folder, problems, first_streamed=STREAMED_ROWS_LOOKED_AT)
+        warnings += longer + checks.check_rows(loaded, folder, problems, first=None, first_streamed=STREAMED_ROWS_LOOKED_AT)
+        lengths = (*measured.train, *measured.eval)
+        if train_rows is not None and not problems:
+            train_rows = sum(one.kept for one in measured.train)
+    facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=train_rows)
     plan = _compile(loaded, facts, reference, problems)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
-    return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=(*warnings, *_few_prompts(plan, scan.train_rows)))
+    warnings += _few_prompts(plan, train_rows)
+    return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=tuple(warnings), lengths=lengths)
 
 
 def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None) -> Checked:
@@ -122,6 +135,8 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
     if recipe.models.policy.path.startswith(("builtin:", "/")):  # a hub id is not asked for: this command needs no network
         _model(loaded, "models.policy.path", recipe.models.policy.path, problems)
     _, warnings = _scan(loaded, problems, first=ROWS_LOOKED_AT)
+    if not problems:
+        warnings += checks.check_rows(loaded, _path(loaded).resolve().parent, problems, first=ROWS_LOOKED_AT, first_streamed=ROWS_LOOKED_AT)
     refusal = batchmath.refusal(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, ranks or gpus)
     if refusal is not None:
         problems.append(loaded.problem("batch.prompts_per_step", refusal, hint="`rft explain batch.prompts_per_step`"))
