@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch  # noqa: F401 - with it here, prompts are measured in this process, not in one of their own
 
+from rftcli.codec import to_data
 from rftcli.errors import RecipeError
 from rftcli.probe.lengths import lengths_text
 from rftcli.recipe.problems import Problem
@@ -239,3 +240,39 @@ def test_validation_checks_references_too() -> None:
     validated = lambda *sets: prepare.validate(Path("r.yaml"), sets, ranks=None, gpus=None)  # noqa: E731
     assert "do not get full marks" in validated(MATH).warnings[0]
     assert problem(MATH, "data.check_reference=refuse", find=validated).path == "data.train[0].path"
+
+
+def test_a_process_of_its_own_measures_the_same(tmp_path: Path) -> None:
+    """Commands have no torch and ask another process; what it says is what is measured here, values of the environment included."""
+    import subprocess
+    import sys
+
+    rows(*SHORT, row(LONG))
+    here = planned("data.overlong_prompt=drop")
+    root = str(Path(prepare.__file__).resolve().parents[2])
+    code = (
+        "import sys; from pathlib import Path; from rftcli.runtime.prepare import prepare; from rftcli.codec import to_data; import json;"
+        "found = prepare(Path('r.yaml'), ['data.overlong_prompt=drop', 'data.train.path=${PLACE}'], ranks=1, gpus=None);"
+        "assert 'torch' not in sys.modules; print(json.dumps([to_data(found.lengths), found.plan.steps, found.plan.data.train[0].path]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": root, "PLACE": str(tmp_path / "rows.jsonl")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    lengths, steps, path = json.loads(done.stdout)
+    assert lengths == json.loads(json.dumps([to_data(one) for one in here.lengths])) and steps == here.plan.steps and path == "${PLACE}"
+
+
+def test_the_order_has_a_seed_of_its_own() -> None:
+    """Another run seed samples otherwise and draws the same rows; another data seed draws others."""
+    from rftcli.data.prompts import PromptBuilder
+    from rftcli.models.load import load_tokenizer
+    from rftcli.runtime.build import make_source
+
+    rows(*(row(f"{n}=") for n in range(40)))
+
+    def order(*sets: str) -> list[int]:
+        plan = planned(*sets).plan
+        builder = PromptBuilder(load_tokenizer(plan.policy.path), plan.data.chat, 8, "refuse")
+        return [prompt.row for prompt in make_source(plan, builder, [Path.cwd()]).draw(0, 40)]
+
+    assert order("seed=1", "data.seed=7") == order("seed=2", "data.seed=7") != order("seed=1", "data.seed=8")
+    assert order("seed=7") == order("seed=1", "data.seed=7") != order("seed=1")
