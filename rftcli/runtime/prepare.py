@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftcli.algo import batchmath
+from rftcli.data.rows import spec_problems
 from rftcli.data.spec import DataSpec
 from rftcli.errors import MachineError, UsageError
 from rftcli.plan.compile import compile_plan
@@ -255,6 +256,10 @@ def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], 
     folder = _path(loaded).resolve().parent
     sets: list[data_probe.SetFacts] = []
     for spec, key in specs:
+        wrong = spec_problems(spec)
+        if wrong:
+            problems += [loaded.problem(format_path((*key, name)), error.message, hint=error.hint) for name, error in wrong]
+            continue
         looked_at = STREAMED_ROWS_LOOKED_AT if spec.streaming and first is None else first
         try:
             sets += data_probe.scan([spec], [folder], first=looked_at).sets

@@ -276,3 +276,14 @@ def test_the_order_has_a_seed_of_its_own() -> None:
 
     assert order("seed=1", "data.seed=7") == order("seed=2", "data.seed=7") != order("seed=1", "data.seed=8")
     assert order("seed=7") == order("seed=1", "data.seed=7") != order("seed=1")
+
+
+def test_a_filter_and_a_template_are_shown_at_their_keys() -> None:
+    rows(*SHORT)
+    with pytest.raises(RecipeError) as caught:
+        planned("data.train.where='answer >='", "data.train.template='no slot'")
+    assert [found.path for found in caught.value.problems] == ["data.train[0].where", "data.train[0].template"]  # type: ignore[attr-defined]
+    missing = problem("data.train.where=\"anser == '5'\"")
+    assert missing.message.endswith("`where` asks for a column `anser`; it has: prompt, answer (6 of 6 rows have a fault, this is the first)")
+    assert missing.hint == "did you mean `answer`?" and "rows.jsonl:1: " in missing.message
+    assert problem("data.train.template='{x}'").hint == "the slots of `template` are columns that every row has"

@@ -1,4 +1,4 @@
-"""The whole way of token ids: what the prompt holds is what is sampled from, and what is sampled is what is trained on. Nothing is tokenised twice."""
+"""Token ids all the way: what the prompt holds is what is sampled from, and what is sampled is trained on. Nothing is tokenised twice."""
 
 from __future__ import annotations
 
