@@ -34,10 +34,10 @@ ARROWS: dict[str, set[str]] = {
 LIGHT = [
     "rftcli.errors", "rftcli.types", "rftcli.events", "rftcli.protocols", "rftcli.codec",
     "rftcli.recipe.load", "rftcli.recipe.written", "rftcli.recipe.rules", "rftcli.recipe.explain", "rftcli.recipe.schema",
-    "rftcli.plan.compile", "rftcli.plan.show", "rftcli.probe.machine", "rftcli.probe.model", "rftcli.probe.data",
+    "rftcli.plan.compile", "rftcli.plan.show", "rftcli.probe.machine", "rftcli.probe.model", "rftcli.probe.data", "rftcli.probe.lengths",
     "rftcli.data.rows", "rftcli.data.source", "rftcli.data.prompts", "rftcli.rewards.rules", "rftcli.rewards.table", "rftcli.rewards.functions",
     "rftcli.builtin", "rftcli.engines.fake", "rftcli.engines.table", "rftcli.observe.table", "rftcli.observe.history", "rftcli.observe.plain",
-    "rftcli.observe.lessons", "rftcli.observe.follow", "rftcli.runtime.prepare", "rftcli.runtime.start", "rftcli.runtime.launch",
+    "rftcli.observe.lessons", "rftcli.observe.follow", "rftcli.runtime.checks", "rftcli.runtime.measure", "rftcli.runtime.references", "rftcli.runtime.prepare", "rftcli.runtime.start", "rftcli.runtime.launch",
     "rftcli.cli.main", "rftcli.cli.train", "rftcli.cli.resume", "rftcli.cli.evaluate", "rftcli.cli.validate", "rftcli.cli.plan",
     "rftcli.cli.explain", "rftcli.cli.schema", "rftcli.cli.samples", "rftcli.cli.export", "rftcli.cli.clean",
     "rftcli.runtime.compare", "rftcli.runtime.clean", "rftcli.runtime.export", "rftcli.observe.sample_view", "rftcli.algo.votes", "rftcli.algo.paired",

@@ -26,6 +26,7 @@ def plan(
     from rftcli.codec import to_data
     from rftcli.plan.plan import plan_to_json
     from rftcli.plan.show import plan_text
+    from rftcli.probe.lengths import lengths_text
     from rftcli.runtime import prepare
     from rftcli.runtime.rundir import write_text
 
@@ -42,4 +43,6 @@ def plan(
         talk.data(to_data(prepared.plan))
     else:
         print(plan_text(prepared.plan))
+        if prepared.lengths:
+            print(f"\n{lengths_text(prepared.lengths)}")
     return 0

@@ -16,12 +16,12 @@ Record = tuple[str, Mapping[str, Any]]
 """(place as a person finds it, columns): ("data/train.jsonl:3", {"prompt": "1+1?"})."""
 
 SHOWN = 3
-"""Faults that are told in words; the others are counted."""
+"""Different faults that are told in words; the others are counted."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Faults:
-    """Rows of one set that cannot be used: how many, and the first few.
+    """Rows of one set that cannot be used: how many, and the first few kinds of fault.
 
     >>> faults = Faults(source="gsm8k")
     >>> faults.add("train.jsonl:2", "no column `answer`")
@@ -38,7 +38,7 @@ class Faults:
     def add(self, place: str, problem: str, hint: str | None = None) -> None:
         if self.count == 0:
             self.hint = hint
-        if self.count < SHOWN:
+        if len(self.shown) < SHOWN and all(not told.endswith(f": {problem}") for told in self.shown):
             self.shown.append(f"{place}: {problem}")
         self.count += 1
 
@@ -48,7 +48,8 @@ class Faults:
             return
         rest = ""
         if self.count > 1:
-            rest = f" ({self.count} of {self.count + num_good} rows have a fault, this is the first; next: {'; '.join(self.shown[1:])})"
+            others = f"; others: {'; '.join(self.shown[1:])}" if len(self.shown) > 1 else ""
+            rest = f" ({self.count} of {self.count + num_good} rows have a fault, this is the first{others})"
         raise UsageError(f"data set `{self.source}`: {self.shown[0]}{rest}", hint=self.hint)
 
 

@@ -60,6 +60,18 @@ class _Unusable(Exception):
         super().__init__(problem, hint)
 
 
+def spec_problems(spec: DataSpec) -> list[tuple[str, UsageError]]:
+    """(key, what is wrong with it) of the small languages in a set's description, before any row is read."""
+    found: list[tuple[str, UsageError]] = []
+    for name, text, parse in (("where", spec.where, Where.parse), ("template", spec.template, Template.parse)):
+        try:
+            if text is not None:
+                parse(text)
+        except UsageError as error:
+            found.append((name, error))
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """What a set says about every row, made ready once. UsageError for an expression, a template or a pattern that is none."""
@@ -231,7 +243,10 @@ def _filled(template: Template, prompt: str, columns: Mapping[str, Any]) -> str:
     for literal, slot in template.parts:
         text += literal
         if slot is not None:
-            value = _required(columns, slot or prompt, "prompt")
+            try:
+                value = _required(columns, slot or prompt, "prompt")
+            except _Unusable as problem:
+                raise _Unusable(problem.args[0], "the slots of `template` are columns that every row has") from problem
             if not isinstance(value, (str, int, float)) or isinstance(value, bool):
                 raise _Unusable(f"column `{slot or prompt}` holds {kind_of(value)}, and a slot of `template` takes text or a number")
             text += str(value)

@@ -192,30 +192,35 @@ class PromptSource:
 
     def _fitting_only(self, rows: Sequence[Row]) -> list[Row]:
         """The rows of a stretch of a stream that can be drawn."""
-        return self._fit(rows)[0] if rows else []
+        return _drawable(rows, self._builder.lengths(rows), self._builder)[0]
 
     def _fitting(self, spec: DataSpec, rows: Sequence[Row]) -> list[Row]:
         """The rows that can be drawn, and their counts."""
-        if not rows:
-            raise UsageError(f"data set `{spec.name}`: nothing is left to draw: it has no rows")
-        kept, num_overlong = self._fit(rows)
-        if not kept:
-            why = f"all {len(rows)} prompts need more than {self._builder.max_prompt_tokens} tokens"
-            raise UsageError(f"data set `{spec.name}`: nothing is left to draw: {why}", hint="raise `rollout.max_prompt_tokens`")
-        self.counts[spec.name] = SetCounts(rows=len(rows), overlong=num_overlong, kept=len(kept))
+        kept, self.counts[spec.name] = fit(spec.name, rows, self._builder.lengths(rows), self._builder)
         return kept
 
-    def _fit(self, rows: Sequence[Row]) -> tuple[list[Row], int]:
-        """(the rows that can be drawn, how many are too long). UsageError for those where the policy is to refuse."""
-        allowed, policy = self._builder.max_prompt_tokens, self._builder.overlong
-        lengths = self._builder.lengths(rows)
-        overlong = [(row, length) for row, length in zip(rows, lengths, strict=True) if length > allowed]
-        if overlong and policy is OverlongPrompt.REFUSE:
-            row, length = overlong[0]
-            more = f" ({len(overlong)} of {len(rows)} rows are too long, the longest needs {max(lengths)} tokens)"
-            raise UsageError(too_long(row, length, allowed) + more, hint=TOO_LONG_HINT)
-        if policy is OverlongPrompt.DROP:
-            return [row for row, length in zip(rows, lengths, strict=True) if length <= allowed], len(overlong)
-        for row, _ in overlong:
-            self._builder.build(row, 0)  # a prompt that cannot be cut is found now, not when it is drawn
-        return list(rows), len(overlong)
+
+def fit(name: str, rows: Sequence[Row], lengths: Sequence[int], builder: PromptBuilder) -> tuple[list[Row], SetCounts]:
+    """The rows of a set that can be drawn, of those with these lengths in tokens. UsageError where the policy is to refuse, or if nothing is left."""
+    if not rows:
+        raise UsageError(f"data set `{name}`: nothing is left to draw: it has no rows")
+    kept, num_overlong = _drawable(rows, lengths, builder)
+    if not kept:
+        why = f"all {len(rows)} prompts need more than {builder.max_prompt_tokens} tokens"
+        raise UsageError(f"data set `{name}`: nothing is left to draw: {why}", hint="raise `rollout.max_prompt_tokens`")
+    return kept, SetCounts(rows=len(rows), overlong=num_overlong, kept=len(kept))
+
+
+def _drawable(rows: Sequence[Row], lengths: Sequence[int], builder: PromptBuilder) -> tuple[list[Row], int]:
+    """(the rows that can be drawn, how many are too long). UsageError for those where the policy is to refuse."""
+    allowed, policy = builder.max_prompt_tokens, builder.overlong
+    overlong = [(row, length) for row, length in zip(rows, lengths, strict=True) if length > allowed]
+    if overlong and policy is OverlongPrompt.REFUSE:
+        row, length = overlong[0]
+        more = f" ({len(overlong)} of {len(rows)} rows are too long, the longest needs {max(lengths)} tokens)"
+        raise UsageError(too_long(row, length, allowed) + more, hint=TOO_LONG_HINT)
+    if policy is OverlongPrompt.DROP:
+        return [row for row, length in zip(rows, lengths, strict=True) if length <= allowed], len(overlong)
+    for row, _ in overlong:
+        builder.build(row, 0)  # a prompt that cannot be cut is found now, not when it is drawn
+    return list(rows), len(overlong)

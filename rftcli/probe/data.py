@@ -7,27 +7,18 @@ here. Facts of an unchanged file come from a cache. It leaves out lengths in tok
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
-import os
-import tempfile
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from rftcli.codec import from_data, to_data
 from rftcli.data.origin import Origin, origin_of
 from rftcli.data.rows import Row, Table, fingerprint, read_table
 from rftcli.data.spec import DEFAULT_LABEL, DataSpec
+from rftcli.probe import cache
+from rftcli.probe.cache import user_cache_dir
 
 CACHE_FORMAT = 2
 """To be raised when a reader or a record here changes its meaning; older entries are then never looked at."""
-_ENDS_BYTES = 65536
-"""How much of either end of a file goes into its state: a copy that keeps size and time stamp but not the content is noticed there."""
-_SETTLED_SECONDS = 2.0
-"""A file changed less than this ago is not cached: it may be written again within the resolution of its time stamp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,49 +113,19 @@ def label_problems(facts: DataFacts, reward_labels: Collection[str], needs_refer
     return errors + warnings
 
 
-def user_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/rft/data`, by default `~/.cache/rft/data`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rft" / "data"
-
-
 def _scan_set(spec: DataSpec, search_path: Sequence[Path], first: int | None, cache_dir: Path) -> SetFacts:
     origin = origin_of(spec, search_path)
-    before = file_state(origin)
-    if before is None:  # a function, or a set of the hub: nothing says here whether it has changed
+    before = cache.file_states(origin.files)
+    if not before:  # a function, or a set of the hub: nothing says here whether it has changed
         return _facts(spec, read_table(spec, search_path, first), origin, None)
-    key = json.dumps([CACHE_FORMAT, str(origin.path), before, first, to_data(spec)], sort_keys=True)
-    entry = cache_dir / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
-    known = _load(entry)
+    entry = cache.entry(cache_dir, "set", CACHE_FORMAT, str(origin.path), before, first, spec)
+    known = cache.load(entry, SetFacts)
     if known is not None:
         return known
     facts = _facts(spec, read_table(spec, search_path, first), origin, sum(state.size for state in before))
-    after = file_state(origin)
-    if before == after and time.time() - max(state.mtime_ns for state in before) / 1e9 > _SETTLED_SECONDS:
-        _store(entry, facts)
+    if before == cache.file_states(origin.files) and cache.settled(before):
+        cache.store(entry, facts)
     return facts
-
-
-class FileState(NamedTuple):
-    """What tells that a file is the one that was read: name, size, time stamp, and the bytes at its ends."""
-
-    path: str
-    size: int
-    mtime_ns: int
-    ends: str
-
-
-def file_state(origin: Origin) -> list[FileState] | None:
-    """Of every file of a set; None where the files are not known."""
-    found = []
-    for path in origin.files:
-        stat = path.stat()
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            digest.update(file.read(_ENDS_BYTES))
-            file.seek(max(0, stat.st_size - _ENDS_BYTES))
-            digest.update(file.read(_ENDS_BYTES))
-        found.append(FileState(str(path.resolve()), stat.st_size, stat.st_mtime_ns, digest.hexdigest()))
-    return found or None
 
 
 def _facts(spec: DataSpec, table: Table, origin: Origin, size: int | None) -> SetFacts:
@@ -226,22 +187,3 @@ def _count(rows: int) -> str:
 def _did_you_mean(word: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(word, [name for name in known if name != DEFAULT_LABEL], n=1)
     return f"did you mean `{close[0]}`? " if close else ""
-
-
-def _load(entry: Path) -> SetFacts | None:
-    """The facts of a cache entry; None if there is none or it is damaged."""
-    try:
-        return from_data(SetFacts, json.loads(entry.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
-
-
-def _store(entry: Path, facts: SetFacts) -> None:
-    """Whole or not at all: two scans may write the same entry. A cache that cannot be written is no reason to stop."""
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=entry.parent, suffix=".tmp", encoding="utf-8", delete=False) as file:
-            json.dump(to_data(facts), file)
-        Path(file.name).replace(entry)
-    except OSError:
-        return

@@ -92,6 +92,8 @@ class YamlFault(Exception):
 
 def read_source(path: Path, name: str) -> Source:
     """The text of a file, shown as `name`. Raises OSError, or YamlFault if it is no recipe-sized UTF-8 text."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for, and could be read only once
+        raise YamlFault(_problem(f"`{name}` is no regular file", None, hint="write the recipe into a file and give its path"))
     with path.open("rb") as file:
         data = file.read(4 * MAX_CHARACTERS + 1)
     if len(data) > 4 * MAX_CHARACTERS:

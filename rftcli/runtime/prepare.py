@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rftcli.algo import batchmath
+from rftcli.data.rows import spec_problems
 from rftcli.data.spec import DataSpec
 from rftcli.engines import grammar
 from rftcli.errors import MachineError, UsageError
@@ -23,6 +24,7 @@ from rftcli.plan.compile_run import scoring
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
+from rftcli.probe.lengths import LengthFacts
 from rftcli.probe.machine import machine_facts
 from rftcli.probe.model import model_facts
 from rftcli.recipe.layers import shipped_recipes
@@ -34,6 +36,7 @@ from rftcli.recipe.written import escaped, written_recipe
 from rftcli.rewards.answers import READERS, reads_answers
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import RULES, check_options, needs_reference, require_package
+from rftcli.runtime import checks
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
 
@@ -65,6 +68,8 @@ class Prepared:
     data: Scan | None
     machine: MachineFacts
     warnings: tuple[str, ...]
+    lengths: tuple[LengthFacts, ...] = ()
+    """Prompts in tokens, training sets first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +121,20 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
     except MachineError:
         loaded.raise_problems(problems)  # what is wrong here and now comes before a hub that does not answer
         raise
-    facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=scan.train_rows)
+    train_rows, lengths = scan.train_rows, ()
+    if not problems:  # what cannot be read cannot be measured
+        folder = _path(loaded).resolve().parent
+        measured, longer = checks.check_lengths(loaded, policy.path, folder, problems, first_streamed=STREAMED_ROWS_LOOKED_AT)
+        warnings += longer + checks.check_rows(loaded, folder, problems, first=None, first_streamed=STREAMED_ROWS_LOOKED_AT)
+        lengths = (*measured.train, *measured.eval)
+        if train_rows is not None and not problems:
+            train_rows = sum(one.kept for one in measured.train)
+    facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=train_rows)
     plan = _compile(loaded, facts, reference, critic, problems)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
-    return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=(*warnings, *_few_prompts(plan, scan.train_rows)))
+    warnings += _few_prompts(plan, train_rows)
+    return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=tuple(warnings), lengths=lengths)
 
 
 def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None) -> Checked:
@@ -132,6 +146,8 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
     if recipe.models.policy.path.startswith(("builtin:", "/")):  # a hub id is not asked for: this command needs no network
         _model(loaded, "models.policy.path", recipe.models.policy.path, problems)
     _, warnings = _scan(loaded, problems, first=ROWS_LOOKED_AT)
+    if not problems:
+        warnings += checks.check_rows(loaded, _path(loaded).resolve().parent, problems, first=ROWS_LOOKED_AT, first_streamed=ROWS_LOOKED_AT)
     refusal = batchmath.refusal(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, ranks or gpus)
     if refusal is not None:
         problems.append(loaded.problem("batch.prompts_per_step", refusal, hint="`rft explain batch.prompts_per_step`"))
@@ -281,6 +297,10 @@ def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], 
     folder = _path(loaded).resolve().parent
     sets: list[data_probe.SetFacts] = []
     for spec, key in specs:
+        wrong = spec_problems(spec)
+        if wrong:
+            problems += [loaded.problem(format_path((*key, name)), error.message, hint=error.hint) for name, error in wrong]
+            continue
         looked_at = STREAMED_ROWS_LOOKED_AT if spec.streaming and first is None else first
         try:
             sets += data_probe.scan([spec], [folder], first=looked_at).sets

@@ -15,7 +15,7 @@ import pytest
 
 import rftcli.recipe
 from rftcli.errors import RecipeError
-from rftcli.recipe.load import load_text
+from rftcli.recipe.load import load_recipe, load_text
 from rftcli.recipe.schema import resolved_yaml
 
 COST = """
@@ -71,3 +71,17 @@ def test_examples_in_docstrings() -> None:
         assert result.failed == 0, module.name
         tried += result.attempted
     assert tried > 12
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    """A pipe nobody writes to, and a device: as a recipe, and as the parent of one."""
+    path = Path("/dev/null")
+    if kind == "pipe":
+        path = tmp_path / "pipe.yaml"
+        os.mkfifo(path)
+    with pytest.raises(RecipeError, match="is no regular file"):
+        load_recipe(path)
+    (tmp_path / "child.yaml").write_text(f"extends: {path}\n")
+    with pytest.raises(RecipeError):
+        load_recipe(tmp_path / "child.yaml")

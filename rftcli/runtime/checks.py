@@ -1,0 +1,156 @@
+"""Checks of rows before a run: lengths in tokens, the data's own reference answers, training rows that are evaluation rows. Called by `prepare`.
+
+What was found out about unchanged files comes from the cache of `probe.cache`. It leaves out labels and missing columns, which are `probe.data`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftcli.data.origin import origin_of
+from rftcli.data.rows import Row, read_table
+from rftcli.data.spec import DataSpec
+from rftcli.plan.compile_data import data_plan, data_specs, reward_parts
+from rftcli.probe import cache
+from rftcli.probe.lengths import overlong_text
+from rftcli.probe.overlap import Overlap, overlaps
+from rftcli.recipe.load import LoadedRecipe
+from rftcli.recipe.paths import KeyPath, format_path
+from rftcli.recipe.problems import Problem
+from rftcli.rewards.spec import PartSpec
+from rftcli.runtime.measure import Measured, MeasureJob, measure, raise_machine
+from rftcli.runtime.references import ReferenceFinding, check_references
+
+CACHE_FORMAT = 1
+"""To be raised when a check changes its meaning."""
+TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.gguf")
+REFERENCE_HINT = "correct those rows, or leave them out with `where`; `data.check_reference: off` does without this check"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFindings:
+    overlaps: tuple[Overlap, ...]
+    references: tuple[ReferenceFinding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetKey:
+    """A set of a recipe and where it stands there."""
+
+    spec: DataSpec
+    key: KeyPath
+
+    @property
+    def place(self) -> str:
+        """The key whose value says where the rows come from."""
+        return format_path((*self.key, "python" if self.spec.path is None else "path"))
+
+
+def sets_of(loaded: LoadedRecipe) -> tuple[list[SetKey], list[SetKey]]:
+    """(training sets, evaluation sets) with the environment's values."""
+    train, held_out = data_specs(loaded.recipe)
+    return (
+        [SetKey(spec=spec, key=("data", "train", index)) for index, spec in enumerate(train)],
+        [SetKey(spec=spec, key=("data", "eval", spec.name)) for spec in held_out],
+    )
+
+
+def check_lengths(loaded: LoadedRecipe, model: str, folder: Path, problems: list[Problem], *, first_streamed: int) -> tuple[Measured, list[str]]:
+    """Lengths of all prompts, and warnings about drops and cuts. Prompts that are refused, sets with nothing left and chat settings that do not
+    work are problems at their place."""
+    train, held_out = sets_of(loaded)
+    job = MeasureJob(
+        data=data_plan(loaded.recipe),
+        model=model,
+        trust_remote_code=loaded.recipe.models.policy.trust_remote_code,
+        search_path=(str(folder),),
+        first_streamed=first_streamed,
+    )
+    known = _cached(_key_of_lengths(job, folder), Measured, lambda: measure(job))
+    raise_machine(known)
+    places = {item.spec.name: item.place for item in (*held_out, *train)}
+    for trouble in known.troubles:
+        where = places[trouble.name] if trouble.name is not None else "models.policy.chat" if "chat" in trouble.message else "models.policy.path"
+        problems.append(loaded.problem(where, trouble.message, hint=trouble.hint))
+    return known, [text for facts in (*known.train, *known.eval) if (text := overlong_text(facts)) is not None]
+
+
+def check_rows(loaded: LoadedRecipe, folder: Path, problems: list[Problem], *, first: int | None, first_streamed: int) -> list[str]:
+    """Warnings about shared prompts and, as `data.check_reference` says, warnings or problems about reference answers."""
+    train, held_out = sets_of(loaded)
+    how = loaded.recipe.data.check_reference
+    rewards = reward_parts(loaded.recipe)
+    if how == "off" and not held_out:
+        return []
+
+    def find() -> RowFindings:
+        return _findings(train, held_out, rewards if how != "off" else {}, folder, first, first_streamed)
+
+    states = _states([*train, *held_out], folder)
+    key = (
+        None
+        if states is None
+        else ("rows", states, [item.spec for item in (*train, *held_out)], len(train), rewards if how != "off" else None, first)
+    )
+    found = _cached(key, RowFindings, find)
+    warnings = [one.text for one in found.overlaps]
+    places = {item.spec.name: item.place for item in (*held_out, *train)}
+    for one in found.references:
+        if how == "refuse":
+            problems.append(loaded.problem(places[one.source], one.text, hint=REFERENCE_HINT))
+        else:
+            warnings.append(f"{one.text}; {REFERENCE_HINT}")
+    return warnings
+
+
+def _findings(
+    train: Sequence[SetKey],
+    held_out: Sequence[SetKey],
+    rewards: Mapping[str, Sequence[PartSpec]],
+    folder: Path,
+    first: int | None,
+    first_streamed: int,
+) -> RowFindings:
+    def rows(items: Sequence[SetKey]) -> dict[str, list[Row]]:
+        return {
+            item.spec.name: read_table(item.spec, [folder], first_streamed if item.spec.streaming and first is None else first).rows for item in items
+        }
+
+    trained, evaluated = rows(train), rows(held_out)
+    references = [*check_references(trained, rewards), *check_references(evaluated, rewards)]
+    return RowFindings(overlaps=tuple(overlaps(trained, evaluated)), references=tuple(references))
+
+
+def _key_of_lengths(job: MeasureJob, folder: Path) -> tuple[Any, ...] | None:
+    """None where it cannot be known whether something has changed: a model or data set of the hub, a python source."""
+    model = Path(job.model)
+    files = [model] if model.is_file() else [path for pattern in TOKENIZER_FILES for path in sorted(model.glob(pattern))] if model.is_dir() else []
+    template = job.data.chat.template
+    if not files or (template is not None and "{" not in template):  # a template in a file of its own
+        return None
+    states = _states([SetKey(spec=spec, key=()) for spec in (*job.data.train, *job.data.eval)], folder)
+    return None if states is None else ("lengths", states, cache.file_states(files), job.data, job.trust_remote_code, job.first_streamed)
+
+
+def _states(items: Sequence[SetKey], folder: Path) -> list[cache.FileState] | None:
+    found: list[cache.FileState] = []
+    for item in items:
+        files = origin_of(item.spec, [folder]).files
+        if not files:
+            return None
+        found += cache.file_states(files)
+    return found if cache.settled(found) else None
+
+
+def _cached(key: tuple[Any, ...] | None, cls: type[Any], find: Any) -> Any:
+    if key is None:
+        return find()
+    entry = cache.entry(cache.user_cache_dir(), CACHE_FORMAT, *key)
+    known = cache.load(entry, cls)
+    if known is None:
+        known = find()
+        cache.store(entry, known)
+    return known
