@@ -71,8 +71,9 @@ def test_a_checkpoint_holds_a_critic_that_loads(straight: Path) -> None:
 
 def test_the_policy_stood_still(straight: Path) -> None:
     """Exactly one step: the first checkpoint holds the policy as it was given."""
-    from rftcli.builtin import builtin_path
     from safetensors.torch import load_file
+
+    from rftcli.builtin import builtin_path
 
     given = load_file(Path(builtin_path("quickstart")) / "model.safetensors")
     first, second = (load_file(straight / "checkpoints" / f"step_00000{n}" / "policy" / "model.safetensors") for n in (1, 2))
