@@ -116,4 +116,4 @@ class CausalPolicy(nn.Module):
 
     def _balance(self, inputs: dict[str, Tensor | bool | None], outputs: ModelOutput) -> None:
         if "output_router_logits" in inputs:
-            self.router_losses = router_losses(self.model.config, outputs.router_logits, inputs["position_ids"], inputs["attention_mask"])
+            self.router_losses = router_losses(self.model.config, outputs.get("router_logits"), inputs["position_ids"], inputs["attention_mask"])

@@ -178,6 +178,150 @@ def save_and_load(world: Any, *, zero: int, folder: str, **how: Any) -> Any:
     return {"equal": all(torch.equal(straight[name], resumed[name]) for name in straight), "versions": (first.version, second.version)}
 
 
+def tiny_experts() -> Any:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+        num_experts_per_tok=2, max_position_embeddings=128, initializer_range=0.2,
+    )  # fmt: skip
+    return MixtralForCausalLM(config)
+
+
+def tiny_critic(world: Any, *, zero: int) -> Any:
+    """A critic with a head that is not 0, so that every weight has a gradient."""
+    from transformers import LlamaForTokenClassification
+
+    from rftcli.models.value import ValueModel
+    from rftcli.runtime.critic import CriticLearner
+
+    config = tiny_model().config
+    config.num_labels, config.classifier_dropout = 1, 0.0
+    torch.manual_seed(1)
+    model = LlamaForTokenClassification(config)
+    torch.nn.init.normal_(model.score.weight, std=0.3)
+    plan = learner_of(world, zero=zero).plan
+    return CriticLearner(ValueModel(model.eval()), plan, world, torch.device("cpu"), temperature=1.0)
+
+
+def with_values(count: int = 12) -> list[Any]:
+    generator = torch.Generator().manual_seed(9)
+    found = experiences(count)
+    for item in found:
+        item.values = 0.3 * torch.randn(item.mask.shape, generator=generator)
+        item.returns = torch.randn(item.mask.shape, generator=generator)
+    return found
+
+
+def full_gradients(learner: Any, work: Any) -> dict[str, torch.Tensor]:
+    """The reduced gradient of the one update that `work` makes, whole."""
+    from deepspeed.utils import safe_get_full_grad
+
+    found: dict[str, torch.Tensor] = {}
+    step = learner.step
+
+    def look_then_step() -> Any:
+        for name, parameter in learner.module.model.named_parameters():
+            found[name] = safe_get_full_grad(parameter).clone()
+        return step()
+
+    learner.step = look_then_step
+    work()
+    return found
+
+
+def critic_gradient(world: Any, *, layout: str, micro: int, zero: int, uneven: bool = False) -> Any:
+    from types import SimpleNamespace
+
+    from rftcli.stages.values import critic_update, fill_values
+
+    learner = tiny_critic(world, zero=zero)
+    plan = plan_of(layout, micro, "token_mean", kl=0.0)
+    plan.critic = SimpleNamespace(value_clip=0.2)
+    mine = share(world, with_values(), uneven)
+    fresh = share(world, experiences(), uneven)
+    fill_values(fresh, learner, plan, world, pad_id=0, device=torch.device("cpu"))
+    updates: list[Any] = []
+    gradient = full_gradients(
+        learner, lambda: updates.append(critic_update(mine, learner, plan, world, pad_id=0, device=torch.device("cpu")))
+    )
+    (update,) = updates
+    values = [(item.token_ids.tolist(), item.values.tolist()) for item in fresh]
+    return {"gradient": gradient, "metrics": dict(update.metrics), "norm": update.grad_norm, "tokens": update.tokens, "values": values}
+
+
+def policy_gradient(world: Any, *, layout: str, micro: int, zero: int, uneven: bool = False, router: float = 0.0, rows: int = 0) -> Any:
+    """A policy update with known answers beside it (`rows` of them), or the balance of experts."""
+    from dataclasses import replace
+
+    from rftcli.data.spec import DataSpec
+    from rftcli.models.policy import CausalPolicy
+    from rftcli.plan.plan import SupervisedPlan
+    from rftcli.runtime.learner import DeepSpeedLearner
+    from rftcli.stages.learn import one_update, policy_loss
+    from rftcli.stages.supervised import SupervisedStream
+
+    plan = plan_of(layout, micro, "token_mean", kl=0.1)
+    plan.loss = replace(plan.loss, router_coefficient=router)
+    learner = learner_of(world, zero=zero)
+    if router:
+        policy = CausalPolicy(tiny_experts(), balance=True)
+        learner = DeepSpeedLearner(policy, learner.plan, world, torch.device("cpu"), temperature=0.8)
+    known = None
+    if rows:
+        answers = [(tuple(item.token_ids.tolist()), item.prompt_tokens) for item in experiences(7) if item.mask.numel()]
+        known = SupervisedStream(
+            answers, SupervisedPlan(data=DataSpec(name="s", path="p"), coefficient=0.7, rows_per_update=rows, max_answer_tokens=99), seed=3
+        )
+    mine = share(world, experiences(), uneven)
+    updates: list[Any] = []
+    loss = policy_loss(plan.loss, 20)
+    gradient = full_gradients(
+        learner,
+        lambda: updates.append(one_update(mine, learner, loss, plan, world, pad_id=0, device=torch.device("cpu"), supervised=known)),
+    )
+    (update,) = updates
+    return {"gradient": gradient, "metrics": dict(update.metrics), "norm": update.grad_norm, "tokens": update.tokens}
+
+
+def save_and_load_both(world: Any, *, zero: int, folder: str) -> Any:
+    """Policy and critic, each two updates, saved as one; fresh ones load and do the third again: the same bits."""
+    from types import SimpleNamespace
+
+    from rftcli.runtime.critic import Trained
+    from rftcli.stages.learn import one_update, policy_loss
+    from rftcli.stages.values import critic_update
+
+    plan = plan_of("padded", 3, "token_mean", kl=0.1)
+    plan.critic = SimpleNamespace(value_clip=0.2)
+    mine = share(world, with_values(), uneven=False)
+
+    def update(both: Any) -> None:
+        one_update(mine, both.policy, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu"))
+        critic_update(mine, both.critic, plan, world, pad_id=0, device=torch.device("cpu"))
+
+    def fresh() -> Any:
+        return Trained(learner_of(world, zero=zero), tiny_critic(world, zero=zero))
+
+    def bits(both: Any) -> list[torch.Tensor]:
+        return [tensor.clone() for learner in (both.policy, both.critic) for _, tensor in learner.weights()]
+
+    straight = fresh()
+    update(straight)
+    update(straight)
+    straight.save(Path(folder))
+    states = dict(straight.policy.state_dict()), dict(straight.critic.state_dict())
+    update(straight)
+    resumed = fresh()
+    resumed.load(Path(folder))
+    resumed.policy.load_state_dict(states[0])
+    resumed.critic.load_state_dict(states[1])
+    update(resumed)
+    equal = all(torch.equal(one, other) for one, other in zip(bits(straight), bits(resumed), strict=True))
+    return {"equal": equal, "moved": not torch.equal(bits(straight)[0], bits(fresh())[0]), "versions": (resumed.policy.version, resumed.critic.version)}
+
+
 def collectives(world: Any) -> Any:
     values = world.sum([0.1 * (world.rank + 1), 1.0])
     return {"sum": values, "max": world.max([world.rank, -world.rank]), "gather": world.gather({"rank": world.rank})}
