@@ -292,7 +292,7 @@ OTHER: dict[str, str] = {
     "models.critic.max_grad_norm": "0.5", "models.critic.optimizer.lr": "1e-4", "models.critic.optimizer.betas": "[0.8, 0.9]",
     "models.critic.optimizer.eps": "1e-7", "models.critic.optimizer.weight_decay": "0.1", "models.critic.optimizer.schedule": "cosine",
     "models.critic.optimizer.warmup_steps": "3", "models.critic.optimizer.min_lr": "1e-9", "models.critic.optimizer.schedule_steps": "20",
-    "models.critic.optimizer.kind": "adamw_8bit", "models.critic.optimizer.options": "{amsgrad: true}", "models.critic.optimizer.no_decay": "['*bias']",
+    "models.critic.optimizer.options": "{amsgrad: true}", "models.critic.optimizer.no_decay": "['*bias']",
     "train.freeze_policy_steps": "1",
     "train.supervised.data.path": "/s.jsonl", "train.supervised.data.python": "'a:c'", "train.supervised.data.options": "{n: 2}",
     "train.supervised.data.limit": "3", "train.supervised.data.system": "s", "train.supervised.data.as_chat": "true",
@@ -361,7 +361,7 @@ INSTEAD_OF: dict[str, str] = {
 }
 """What the key takes the place of."""
 ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "models.critic.optimizer.kind"}
-"""Keys with a single value so far."""
+"""Keys with a single value so far, or on a CPU."""
 MERGED = {"extends"}
 for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`
     _table.update({f"eval.{pattern}": value for pattern, value in list(_table.items()) if pattern.startswith("rewards.")})
@@ -395,6 +395,7 @@ def test_no_key_is_ignored(compiled: Compiled, pattern: str) -> None:
     ("sets", "on_gpu", "path", "message"),
     [
         (("train.optimizer.kind=adamw_8bit",), False, "train.optimizer.kind", "`adamw_8bit` needs a GPU, and this run is on a CPU"),
+        ((*PPO, "models.critic.optimizer.kind=adamw_8bit"), False, "models.critic.optimizer.kind", "`adamw_8bit` needs a GPU, and this run is on a CPU"),
         (("train.optimizer.kind=muon",), True, "train.optimizer.kind", "`muon` needs a policy in float32"),
         (("train.precision.reduce=bfloat16",), False, "train.precision.reduce", "must be float32 for a policy in float32"),
     ],
