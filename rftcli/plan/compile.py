@@ -6,24 +6,32 @@ once as `CompileError`; the caller shows them at their place in the recipe.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rftcli.plan.compile_algorithm import advantage_plan, loss_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
-from rftcli.plan.compile_models import model_plan
+from rftcli.plan.compile_models import check_models, model_plan, reference_plans
 from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rollout import check_lengths, rollout_plan
 from rftcli.plan.compile_run import eval_plan, track_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
-from rftcli.plan.facts import Facts
+from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import CheckpointPlan, Plan, WorldPlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
 
-def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, policy_path: str, reference_path: str | None = None) -> Plan:
+def compile_plan(
+    recipe: Recipe,
+    facts: Facts,
+    *,
+    name: str,
+    search_path: str,
+    policy_path: str,
+    reference_path: str | None = None,
+    reference_revision: str | None = None,
+) -> Plan:
     """The plan for `recipe` on `facts`. `policy_path`: where the policy's files lie (`builtin:` resolved); `search_path`: the recipe's folder.
 
     Raises CompileError with every problem found.
@@ -38,13 +46,9 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
         threads_per_rank=max(1, facts.machine.cores // max(1, facts.ranks)),
     )
     policy = model_plan(recipe, facts, device, policy_path)
-    needs_reference = recipe.algorithm.kl.coefficient != 0.0
-    reference = None
-    if needs_reference:
-        given = str(recipe.models.reference.from_)
-        reference = policy if reference_path is None else replace(policy, path=reference_path, given=given, parameters=None)
-    elif recipe.models.reference.from_ != "policy":
-        notes.append("models.reference is not loaded: algorithm.kl.coefficient is 0, so nothing needs it")
+    other = None if reference_path is None else ModelFacts(path=reference_path, revision=reference_revision)
+    reference, reference_use = reference_plans(recipe, facts, world, policy, other, notes)
+    check_models(recipe, facts, problems, notes)
 
     batch = batch_plan(recipe, facts, world, problems)
     learner = learner_plan(recipe, facts, world, policy, batch, notes)
@@ -63,6 +67,7 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
         world=world,
         policy=policy,
         reference=reference,
+        reference_use=reference_use,
         data=data_plan(recipe),
         rollout=rollout,
         rewards=reward_plan(recipe, search_path),

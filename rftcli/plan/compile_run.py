@@ -23,6 +23,7 @@ def eval_plan(recipe: Recipe) -> EvalPlan:
         temperature=section.temperature,
         max_new_tokens=section.max_new_tokens or recipe.rollout.max_new_tokens,
         pass_k=tuple(section.pass_k),
+        weights=section.weights,
     )
 
 

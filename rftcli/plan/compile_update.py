@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rftcli.algo import batchmath
 from rftcli.plan import deepspeed_config, memory
+from rftcli.plan.compile_models import trained_parameters
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts
 from rftcli.plan.plan import (
@@ -65,6 +66,8 @@ def needs_prepass(recipe: Recipe) -> str | None:
         return "several updates use one rollout"
     if recipe.models.policy.dropout > 0:
         return "dropout changes the log-probs of the update's own forward pass"
+    if recipe.models.policy.lora is not None and recipe.models.policy.lora.dropout > 0:
+        return "the adapter's dropout changes the log-probs of the update's own forward pass"
     return None
 
 
@@ -74,7 +77,15 @@ def learner_plan(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPl
     optimizer = recipe.train.optimizer
     stage = recipe.train.deepspeed.zero_stage
     if stage == "auto":
-        stage, why = memory.zero_stage(facts.model.parameters, policy.dtype, world, facts.machine)
+        stage, why = memory.zero_stage(
+            facts.model.parameters,
+            policy.dtype,
+            world,
+            facts.machine,
+            trained=trained_parameters(policy, facts.model),
+            lowest=1 if trains_in(policy) == "bfloat16" else 0,
+            highest=3 if policy.quantise is None else 2,
+        )
         notes.append(f"ZeRO stage {stage}: {why}")
     return LearnerPlan(
         kind=optimizer.kind,
@@ -89,8 +100,13 @@ def learner_plan(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPl
         max_grad_norm=recipe.train.max_grad_norm,
         skip_at_most=recipe.train.nonfinite.skip_at_most,
         zero_stage=stage,
-        deepspeed=deepspeed_config.build(stage=stage, dtype=policy.dtype, ranks=world.ranks, max_grad_norm=recipe.train.max_grad_norm),
+        deepspeed=deepspeed_config.build(stage=stage, dtype=trains_in(policy), ranks=world.ranks, max_grad_norm=recipe.train.max_grad_norm),
     )
+
+
+def trains_in(policy: ModelPlan) -> str:
+    """The number type DeepSpeed keeps trained weights in. Adapters are float32 over a base of any type: DeepSpeed would cast the whole module."""
+    return policy.dtype if policy.lora is None else "float32"
 
 
 def with_horizon(learner: LearnerPlan, recipe: Recipe, steps: int, batch: BatchPlan) -> LearnerPlan:
@@ -99,7 +115,7 @@ def with_horizon(learner: LearnerPlan, recipe: Recipe, steps: int, batch: BatchP
 
 
 def check_stage(recipe: Recipe, policy: ModelPlan, problems: list[PlanProblem]) -> None:
-    if recipe.train.deepspeed.zero_stage == 0 and policy.dtype == "bfloat16":
+    if recipe.train.deepspeed.zero_stage == 0 and trains_in(policy) == "bfloat16":
         problems.append(
             PlanProblem(
                 path="train.deepspeed.zero_stage",

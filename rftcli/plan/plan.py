@@ -31,6 +31,46 @@ class WorldPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraPlan:
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+    """Name endings; ("all-linear",): all linear layers but the head. One that is no list in the recipe is a regular expression, `pattern`."""
+    pattern: bool
+    save_also: tuple[str, ...]
+    start_from: str | None
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisePlan:
+    bits: int
+    kind: str
+    nested: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmaPlan:
+    decay: float
+    evaluate: bool
+    export: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferencePlan:
+    """How the reference is held, beside which model it is."""
+
+    kind: str
+    """model: a frozen model of its own. adapter_off: the policy without its adapter. adapter_copy: the policy under a frozen copy of the adapter
+    it started from."""
+    refresh_every: int
+    """Steps; 0: never."""
+    mix: float
+    offload: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
     path: str
     """A directory, a GGUF file or a hub id: `builtin:` names are resolved."""
@@ -44,6 +84,18 @@ class ModelPlan:
     options: Mapping[str, Any]
     parameters: int | None
     """Number of parameters if it could be read without loading the model."""
+    revision: str | None = None
+    """Commit of a hub id; None for files on this machine."""
+    tokenizer: str | None = None
+    """Path of another tokenizer than the model's own."""
+    tokenizer_revision: str | None = None
+    tokenizer_options: Mapping[str, Any] = field(default_factory=dict)
+    add_tokens: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    """Shell patterns over whole parameter names."""
+    lora: LoraPlan | None = None
+    quantise: QuantisePlan | None = None
+    ema: EmaPlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +197,8 @@ class EvalPlan:
     temperature: float
     max_new_tokens: int
     pass_k: tuple[int, ...]
+    weights: str = "live"
+    """live, or ema: the running mean"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +235,8 @@ class Plan:
     track: TrackPlan
     notes: tuple[str, ...] = ()
     """Decisions taken for the person, each with its reason; warnings of the compiler."""
+    reference_use: ReferencePlan | None = None
+    """None where there is no reference."""
     format: int = field(default=PLAN_FORMAT)
 
     def evaluates(self, step: int) -> bool:

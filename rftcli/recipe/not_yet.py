@@ -32,14 +32,6 @@ _SOURCE = {
 """The same for training and evaluation sets."""
 
 KEYS: dict[str, str] = {
-    "models.policy.revision": "download the revision and give its directory as `path`",
-    "models.policy.tokenizer": "the tokenizer of `path` is used",
-    "models.policy.quantise": "weights keep their `dtype`",
-    "models.policy.freeze": "all parameters are trained",
-    "models.policy.lora": "all parameters are trained",
-    "models.policy.ema": "only the live weights are kept",
-    "models.reference.refresh": "the reference stays as it is",
-    "models.reference.offload": "the reference stays on its device",
     "models.critic": "use an estimator without a critic: grpo, rloo, reinforce",
     "models.teacher": "there is no distillation",
     "models.scorers": "use a `python` part that calls the model or service",
@@ -82,7 +74,6 @@ KEYS: dict[str, str] = {
     "train.supervised": "there is no supervised stream",
     "eval.rewards": "evaluation uses the rewards of training",
     "eval.vote_k": "use `pass_k`",
-    "eval.weights": "the live weights are evaluated",
     "checkpoint.every_minutes": "use `every`, in steps",
     "checkpoint.before_deadline": "use `every`, in steps",
     "checkpoint.keep_best": "the newest are kept: use `keep`",

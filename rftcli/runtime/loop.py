@@ -14,11 +14,11 @@ from rftcli.events import CheckpointSaved, EvalDone, RunStarted, StepDone
 from rftcli.plan.plan import Plan
 from rftcli.rewards.failures import count_failures
 from rftcli.runtime import checkpoint
+from rftcli.runtime.averaged import evaluate_weights
 from rftcli.runtime.build import Job, reward_sources
 from rftcli.runtime.tell import all_records, step_metrics, write_eval, write_samples
 from rftcli.stages.collect import Collected, collect
 from rftcli.stages.credit import Credited, credit
-from rftcli.stages.evaluate import evaluate
 from rftcli.stages.learn import learn
 from rftcli.types import Update
 
@@ -48,6 +48,7 @@ def run(job: Job) -> str | None:
             updates = learn(credited.mini_batches, policy, plan, world, pad_id=job.pad_id, device=job.device, tick=emit.progress)
         with watch.time("sync"):
             sampler.load(policy.weights(), policy.version)
+            job.follow(step)
         step_done(job, step, collected, credited, updates)
 
         if plan.evaluates(step):
@@ -57,7 +58,7 @@ def run(job: Job) -> str | None:
             save(job, step)
         if stop is not None and step < plan.steps:
             return stop
-    job.export(job.run.final)
+    job.export_final()
     return None
 
 
@@ -88,7 +89,7 @@ def held_out(job: Job, step: int) -> Mapping[str, Any]:
     """Evaluate every set; write evals/step_N.json and its samples, then the event."""
     start = job.watch.clock()
     with job.watch.time("eval"):
-        result = evaluate(job.eval_sets, job.sampler, job.scorer, job.plan, job.world, step=step, tick=job.emit.progress)
+        result = evaluate_weights(job, step)
         write_eval(job, step, result)
     seconds = job.watch.clock() - start
     job.emit.emit(EvalDone(time=time.time(), attempt=job.emit.attempt, step=step, sets=result.sets, seconds=seconds))
@@ -104,7 +105,7 @@ def save(job: Job, step: int) -> None:
             plan=job.plan,
             learner=job.roles.policy,
             registry=job.registry,
-            export=job.export,
+            export=job.export_checkpoint,
             reward_sources=reward_sources(job.plan),
             world=job.world,
         )

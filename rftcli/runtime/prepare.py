@@ -22,7 +22,7 @@ from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
 from rftcli.probe.machine import machine_facts
-from rftcli.probe.model import model_facts
+from rftcli.probe.model import model_facts, tokenizer_commit
 from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
 from rftcli.recipe.paths import KeyPath, format_path
@@ -101,12 +101,13 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
     problems: list[Problem] = []
     scan, warnings = _scan(loaded, problems, first=None)
     try:
-        policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems)
+        policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems, loaded.recipe.models.policy.revision)
         reference = _reference(loaded, problems)
+        tokenizer = _tokenizer_and_adapter(loaded, problems)
     except MachineError:
         loaded.raise_problems(problems)  # what is wrong here and now comes before a hub that does not answer
         raise
-    facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=scan.train_rows)
+    facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=scan.train_rows, tokenizer_revision=tokenizer)
     plan = _compile(loaded, facts, reference, problems)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
@@ -179,10 +180,10 @@ def _path(loaded: LoadedRecipe) -> Path:
     return loaded.path
 
 
-def _model(loaded: LoadedRecipe, key: str, path: str, problems: list[Problem]) -> ModelFacts:
+def _model(loaded: LoadedRecipe, key: str, path: str, problems: list[Problem], revision: str | None = None) -> ModelFacts:
     """Facts of the model at a key; when there is none, a problem at its place, and facts that say nothing."""
     try:
-        return model_facts(resolved_model(path))
+        return model_facts(resolved_model(path), revision)
     except UsageError as error:
         problems.append(loaded.problem(key, error.message, hint=error.hint))
         return ModelFacts(path=path)
@@ -196,6 +197,22 @@ def _reference(loaded: LoadedRecipe, problems: list[Problem]) -> ModelFacts | No
     return _model(loaded, "models.reference.from", recipe.models.reference.from_, problems)
 
 
+def _tokenizer_and_adapter(loaded: LoadedRecipe, problems: list[Problem]) -> str | None:
+    """The commit of a tokenizer of its own, if it lies on the hub. An adapter to go on from has to be one."""
+    policy = loaded.recipe.models.policy
+    start = None if policy.lora is None else policy.lora.start_from
+    if start is not None and start.startswith("/") and not (Path(start) / "adapter_config.json").is_file():
+        text = f"{start} holds no adapter (no adapter_config.json)"
+        problems.append(loaded.problem("models.policy.lora.start_from", text, hint="a checkpoint's `adapter/`, or what peft's save_pretrained wrote"))
+    if policy.tokenizer is None:
+        return None
+    try:
+        return tokenizer_commit(resolved_model(policy.tokenizer))
+    except UsageError as error:
+        problems.append(loaded.problem("models.policy.tokenizer", error.message, hint=error.hint))
+        return None
+
+
 def _compile(loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, problems: list[Problem]) -> Plan | None:
     """The plan; None with the reasons added to `problems`."""
     try:
@@ -206,6 +223,7 @@ def _compile(loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, p
             search_path=str(_path(loaded).resolve().parent),
             policy_path=facts.model.path,
             reference_path=None if reference is None else reference.path,
+            reference_revision=None if reference is None else reference.revision,
         )
     except CompileError as error:
         problems += [loaded.problem(found.path, found.message, reason=found.reason, hint=found.hint) for found in error.problems]

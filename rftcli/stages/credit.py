@@ -41,6 +41,7 @@ def credit(collected: Collected, roles: Roles, plan: Plan, world: World, *, pad_
         _fill(everything, roles.policy, "old_logprobs", plan, world, pad_id=pad_id, device=device)
     if roles.reference is not None:
         _fill(everything, roles.reference, "reference_logprobs", plan, world, pad_id=pad_id, device=device)
+        roles.reference.sleep()
     return Credited(mini_batches=mini_batches, advantages=advantages)
 
 

@@ -25,12 +25,32 @@ extends: []
 models:
   policy:
     path: org/model
+    revision: v1.0
+    tokenizer: org/tokenizer
+    tokenizer_options: {use_fast: false}
+    add_tokens: [<plan>]
     trust_remote_code: false
     dtype: float32
     attention: eager
+    quantise:
+      bits: 4
+      kind: fp4
+      nested: true
     dropout: 0.1
+    freeze: []
     gradient_checkpointing: true
     options: {low_cpu: true}
+    lora:
+      rank: 8
+      alpha: 16
+      dropout: 0.1
+      targets: [q_proj, v_proj]
+      save_also: [embed_tokens]
+      options: {use_rslora: true}
+    ema:
+      decay: 0.9
+      evaluate: false
+      export: true
     chat:
       template: "{{ messages }}"
       options: {thinking: false}
@@ -39,6 +59,10 @@ models:
       score_prefill: false
   reference:
     from: other/model
+    refresh:
+      every: 5
+      mix: 0.5
+    offload: true
 data:
   train:
     - name: first
@@ -139,6 +163,7 @@ eval:
   temperature: 0.5
   max_new_tokens: 16
   pass_k: [1, 4]
+  weights: ema
 checkpoint:
   every: 20
   keep: 2
@@ -153,7 +178,7 @@ track:
     tags: [a, b]
     mode: offline
 """
-"""Every supported key but `train.data_passes`, which excludes `train.steps`, each with a value that is not its default where it has another."""
+"""Every supported key but `train.data_passes`, which excludes `train.steps`, and `models.policy.lora.start_from`, which excludes its shape, each with a value that is not its default where it has another."""
 
 Problems = Callable[..., list[Problem]]
 

@@ -117,6 +117,12 @@ ADDED = {
     "data.eval.NAME.as_chat",
     "batch.layout",
     "rollout.hf.batch_rows",
+    "models.policy.tokenizer_options",
+    "models.policy.add_tokens",
+    "models.policy.lora.options",
+    "models.policy.quantise.bits",
+    "models.policy.quantise.kind",
+    "models.policy.quantise.nested",
 }
 """Keys that this package adds to the language."""
 
@@ -264,5 +270,5 @@ def test_kinds_in_words(pattern: tuple[str, ...], words: str, bounds: tuple[str,
 def test_kinds_of_a_section_keep_its_order() -> None:
     section = key_table()[("models", "reference")].kind.section
     assert section is not None
-    assert list(fields_of(section)) == ["from"]
+    assert list(fields_of(section)) == ["from", "refresh", "offload"]
     assert isinstance(fields_of(section)["from"], Kind)

@@ -52,7 +52,7 @@ def test_the_full_recipe_has_every_key(full: str) -> None:
     root = compose(Source("full", full, "/"), [])
     assert root is not None
     written = {pattern_of(path) for path, _ in written_keys(root)}
-    assert written | {("train", "data_passes")} >= {key.pieces for key in keys() if key.pieces[:2] != ("data", "eval")}
+    assert written | {("train", "data_passes"), ("models", "policy", "lora", "start_from")} >= {key.pieces for key in keys() if key.pieces[:2] != ("data", "eval")}
     assert load_text(full, env={}).recipe.track.wandb is not None
 
 

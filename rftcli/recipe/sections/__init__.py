@@ -13,7 +13,7 @@ from pydantic import Field
 from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, Loss
 from rftcli.recipe.sections.base import Name, PathText, Section, Text
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, TrainSource
-from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceModel
+from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, Quantise, ReferenceModel, Refresh
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, Eval, Track, Wandb
@@ -53,18 +53,22 @@ __all__ = [
     "Data",
     "DataSource",
     "DeepSpeed",
+    "Ema",
     "Eval",
     "EvalSource",
     "HfEngine",
     "Kl",
+    "Lora",
     "Loss",
     "Models",
     "NonFinite",
     "Optimizer",
     "PathText",
     "PolicyModel",
+    "Quantise",
     "Recipe",
     "ReferenceModel",
+    "Refresh",
     "Reward",
     "RewardPart",
     "RewardShaping",

@@ -16,6 +16,7 @@ class Eval(Section):
     temperature: float = Field(0.0, ge=0, description="Sampling temperature in evaluation; 0 is greedy.")
     max_new_tokens: Count | None = Field(None, description="Longest completion in evaluation, in tokens; null: as in the rollout.")
     pass_k: tuple[Count, ...] = Field((1,), description="Values of k for pass@k, each at most the samples per prompt.")
+    weights: Literal["live", "ema"] = Field("live", description="Weights that are evaluated: those of the last update, or their running mean.")
 
 
 class Checkpoint(Section):
