@@ -94,7 +94,10 @@ def load_causal_lm(
             trust_remote_code=trust_remote_code,
         )
     _set_module_dropout(model, dropout)
-    return model.to(device) if quantised is None else model.eval()
+    if quantised is None:
+        return model.to(device)
+    _keep_packing(model)
+    return model.eval()
 
 
 def eos_ids(config: PreTrainedConfig, generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -123,6 +126,16 @@ def quantisation(*, bits: int, kind: str, nested: bool, dtype: str) -> Any:
     if bits == 8:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=nested, bnb_4bit_compute_dtype=DTYPES[dtype])
+
+
+def _keep_packing(model: nn.Module) -> None:
+    """On CPUs with bfloat16 instructions bitsandbytes packs 4-bit weights anew at the first pass without gradients, for good; a backward pass and
+    a merge then read them wrongly."""
+    from bitsandbytes.nn import Linear4bit
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _source(path: str, revision: str | None = None) -> dict[str, Any]:

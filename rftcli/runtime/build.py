@@ -21,7 +21,7 @@ from rftcli.errors import RftError
 from rftcli.models.export import export_hf
 from rftcli.models.load import eos_ids, num_parameters, pad_id
 from rftcli.models.policy import CausalPolicy
-from rftcli.models.probe import Agreement, agreement
+from rftcli.models.probe import TOLERANCE_8_BITS, Agreement, agreement
 from rftcli.observe.lessons import LessonState, lessons
 from rftcli.plan.plan import Plan
 from rftcli.protocols import Roles, Sampler, Stateful, World
@@ -219,7 +219,8 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     pad = pad_id(tokenizer)
     policy = CausalPolicy(model, gradient_checkpointing=plan.policy.gradient_checkpointing)
-    probe = agreement(policy, temperature=plan.rollout.temperature)
+    rough = plan.policy.quantise is not None and plan.policy.quantise.bits == 8
+    probe = agreement(policy, temperature=plan.rollout.temperature, tolerance=TOLERANCE_8_BITS if rough else None)
     prove(probe, plan, emit)
     policy.head = probe.head
     if plan.rollout.engine == "hf" and not plan.rollout.shares_weights:
