@@ -60,6 +60,7 @@ def attach(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # peft corrects it for layers of GPT-2's kind
+            warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # refused below, with the way out
             if start_from is None:
                 config = peft.LoraConfig(
                     r=rank,

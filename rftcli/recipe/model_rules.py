@@ -103,9 +103,13 @@ def ema(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     if recipe.eval.weights != "ema":
         return
     if mean is None:
-        yield Finding(path=weights, message="`ema` needs `models.policy.ema`", hint="`models: {policy: {ema: {}}}` keeps a running mean", reads=(path,))
+        yield Finding(
+            path=weights, message="`ema` needs `models.policy.ema`", hint="`models: {policy: {ema: {}}}` keeps a running mean", reads=(path,)
+        )
     elif mean.evaluate:
-        yield Finding(path=(*path, "evaluate"), message="evaluates the mean a second time: `eval.weights` is ema", hint="keep one of the two", reads=(weights,))
+        yield Finding(
+            path=(*path, "evaluate"), message="evaluates the mean a second time: `eval.weights` is ema", hint="keep one of the two", reads=(weights,)
+        )
 
 
 def revision(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:

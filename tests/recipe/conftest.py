@@ -178,7 +178,8 @@ track:
     tags: [a, b]
     mode: offline
 """
-"""Every supported key but `train.data_passes`, which excludes `train.steps`, and `models.policy.lora.start_from`, which excludes its shape, each with a value that is not its default where it has another."""
+"""Every supported key but `train.data_passes`, which excludes `train.steps`, and `models.policy.lora.start_from`, which excludes its shape,
+each with a value that is not its default where it has another."""
 
 Problems = Callable[..., list[Problem]]
 

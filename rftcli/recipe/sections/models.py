@@ -11,7 +11,7 @@ class Chat(Section):
     """How messages become the text of a prompt."""
 
     template: TemplateText | None = Field(None, description="Chat template: Jinja text, or a file that holds it; null takes the tokenizer's own.")
-    options: Options = Field({}, description="Names that the chat template reads, such as `enable_thinking`.")
+    options: Options = Field({}, description="Names that the chat template reads, such as `enable_thinking`; `{column: NAME}` takes a row's own.")
     system: str | None = Field(None, description="System turn for message lists that have none.")
     prefill: Text | None = Field(None, description="Beginning of every answer, written for the model as the end of the prompt.")
     score_prefill: bool = Field(True, description="Whether rewards see the prefill in front of the completion.")
