@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-LIMIT_SECONDS = 240
+LIMIT_SECONDS = 480
 
 
 Call = tuple[str, dict[str, Any]]

@@ -24,13 +24,20 @@ def one_rank() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def gradients() -> dict[str, Any]:
     calls: dict[str, Any] = {}
     for zero in STAGES:
         for dtype in DTYPES:
             calls[f"gradient {zero} {dtype}"] = ("lora_gradient", {"zero": zero, "dtype": dtype})
         if zero in (0, 3):
             calls[f"checkpointing {zero}"] = ("lora_gradient", {"zero": zero, "dtype": "float32", "checkpointing": True})
+    return on_ranks(2, calls, "models_work.py")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    calls: dict[str, Any] = {}
+    for zero in STAGES:
         for lora in (True, False):
             folder = str(tmp_path_factory.mktemp(f"follow{zero}{lora}"))
             calls[f"follow {zero} {lora}"] = ("follow", {"zero": zero, "lora": lora, "folder": folder})
@@ -51,9 +58,9 @@ def assert_same_gradient(result: dict[str, Any], expected: dict[str, Any], toler
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("zero", STAGES)
-def test_an_adapters_gradient_is_that_of_one_rank(one_rank: dict[str, Any], two_ranks: dict[str, Any], zero: int, dtype: str) -> None:
+def test_an_adapters_gradient_is_that_of_one_rank(one_rank: dict[str, Any], gradients: dict[str, Any], zero: int, dtype: str) -> None:
     """After a pass with the adapter off, which is the bare model to the last bit; float32 adapters whatever the base is."""
-    for result in two_ranks[f"gradient {zero} {dtype}"]:
+    for result in gradients[f"gradient {zero} {dtype}"]:
         assert_same_gradient(result, one_rank[dtype], DTYPES[dtype])
         assert result["dtypes"] == ["torch.float32"]
         assert result["base is the reference"] == 0.0 and result["adapter matters"] > 1e-3
@@ -61,8 +68,8 @@ def test_an_adapters_gradient_is_that_of_one_rank(one_rank: dict[str, Any], two_
 
 
 @pytest.mark.parametrize("zero", [0, 3])
-def test_activations_computed_again_give_the_same_gradient(one_rank: dict[str, Any], two_ranks: dict[str, Any], zero: int) -> None:
-    for result in two_ranks[f"checkpointing {zero}"]:
+def test_activations_computed_again_give_the_same_gradient(one_rank: dict[str, Any], gradients: dict[str, Any], zero: int) -> None:
+    for result in gradients[f"checkpointing {zero}"]:
         assert_same_gradient(result, one_rank["float32"], DTYPES["float32"])
 
 
