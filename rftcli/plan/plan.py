@@ -33,6 +33,46 @@ class WorldPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraPlan:
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+    """Name endings; ("all-linear",): all linear layers but the head. One that is no list in the recipe is a regular expression, `pattern`."""
+    pattern: bool
+    save_also: tuple[str, ...]
+    start_from: str | None
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisePlan:
+    bits: int
+    kind: str
+    nested: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmaPlan:
+    decay: float
+    evaluate: bool
+    export: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferencePlan:
+    """How the reference is held, beside which model it is."""
+
+    kind: str
+    """model: a frozen model of its own. adapter_off: the policy without its adapter. adapter_copy: the policy under a frozen copy of the adapter
+    it started from."""
+    refresh_every: int
+    """Steps; 0: never."""
+    mix: float
+    offload: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
     path: str
     """A directory, a GGUF file or a hub id: `builtin:` names are resolved."""
@@ -46,6 +86,18 @@ class ModelPlan:
     options: Mapping[str, Any]
     parameters: int | None
     """Number of parameters if it could be read without loading the model."""
+    revision: str | None = None
+    """Commit of a hub id; None for files on this machine."""
+    tokenizer: str | None = None
+    """Path of another tokenizer than the model's own."""
+    tokenizer_revision: str | None = None
+    tokenizer_options: Mapping[str, Any] = field(default_factory=dict)
+    add_tokens: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    """Shell patterns over whole parameter names."""
+    lora: LoraPlan | None = None
+    quantise: QuantisePlan | None = None
+    ema: EmaPlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +303,8 @@ class EvalPlan:
     """By evaluation set."""
     rewards: RewardPlan | None
     """None: those of training."""
+    weights: str = "live"
+    """live, or ema: the running mean"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +370,8 @@ class Plan:
     freeze_policy_steps: int = 0
     """Steps at the start in which only the critic learns."""
     supervised: SupervisedPlan | None = None
+    reference_use: ReferencePlan | None = None
+    """None where there is no reference."""
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:
