@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from rftcli.plan import memory
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ModelFacts
-from rftcli.plan.plan import EmaPlan, LoraPlan, ModelPlan, QuantisePlan, ReferencePlan, WorldPlan
+from rftcli.plan.plan import ModelPlan, WorldPlan
+from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe

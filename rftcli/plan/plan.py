@@ -13,6 +13,7 @@ from typing import Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
+from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
 from rftcli.rewards.spec import PartSpec
 
 PLAN_FORMAT = 1
@@ -30,46 +31,6 @@ class WorldPlan:
     threads_per_rank: int
     deterministic: bool = False
     """Only kernels with repeatable results run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraPlan:
-    rank: int
-    alpha: float
-    dropout: float
-    targets: tuple[str, ...]
-    """Name endings; ("all-linear",): all linear layers but the head. One that is no list in the recipe is a regular expression, `pattern`."""
-    pattern: bool
-    save_also: tuple[str, ...]
-    start_from: str | None
-    options: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantisePlan:
-    bits: int
-    kind: str
-    nested: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmaPlan:
-    decay: float
-    evaluate: bool
-    export: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferencePlan:
-    """How the reference is held, beside which model it is."""
-
-    kind: str
-    """model: a frozen model of its own. adapter_off: the policy without its adapter. adapter_copy: the policy under a frozen copy of the adapter
-    it started from."""
-    refresh_every: int
-    """Steps; 0: never."""
-    mix: float
-    offload: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

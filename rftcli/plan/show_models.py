@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rftcli.plan.plan import ModelPlan, Plan, ReferencePlan
+from rftcli.plan.plan import ModelPlan, Plan
+from rftcli.plan.plan_models import ReferencePlan
 
 
 def model_rows(plan: Plan) -> list[tuple[str, str]]:

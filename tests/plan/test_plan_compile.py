@@ -300,7 +300,7 @@ OTHER: dict[str, str] = {
     "models.critic.max_grad_norm": "0.5", "models.critic.optimizer.lr": "1e-4", "models.critic.optimizer.betas": "[0.8, 0.9]",
     "models.critic.optimizer.eps": "1e-7", "models.critic.optimizer.weight_decay": "0.1", "models.critic.optimizer.schedule": "cosine",
     "models.critic.optimizer.warmup_steps": "3", "models.critic.optimizer.min_lr": "1e-9", "models.critic.optimizer.schedule_steps": "20",
-    "models.critic.optimizer.kind": "adamw_8bit", "models.critic.optimizer.options": "{amsgrad: true}", "models.critic.optimizer.no_decay": "['*bias']",
+    "models.critic.optimizer.options": "{amsgrad: true}", "models.critic.optimizer.no_decay": "['*bias']",
     "train.freeze_policy_steps": "1",
     "train.supervised.data.path": "/s.jsonl", "train.supervised.data.python": "'a:c'", "train.supervised.data.options": "{n: 2}",
     "train.supervised.data.limit": "3", "train.supervised.data.system": "s", "train.supervised.data.as_chat": "true",
@@ -371,7 +371,7 @@ INSTEAD_OF: dict[str, str] = {
 }
 """What the key takes the place of."""
 ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "models.critic.optimizer.kind"}
-"""Keys with a single value so far."""
+"""Keys with a single value so far, or on a CPU."""
 MERGED = {"extends"}
 for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`
     _table.update({f"eval.{pattern}": value for pattern, value in list(_table.items()) if pattern.startswith("rewards.")})
@@ -415,8 +415,20 @@ def test_updates_that_the_machine_or_the_policy_rules_out(
     assert problems_of(compiled, *sets, machine=gpus if on_gpu else cpu) == {path: message}
 
 
+def test_the_critics_optimizer_is_its_own(compiled: Compiled, gpus: MachineFacts) -> None:
+    plan = compiled(*PPO, "models.critic.optimizer.kind=adamw_8bit", machine=gpus)
+    assert plan.critic is not None and (plan.critic.learner.kind, plan.learner.kind) == ("adamw_8bit", "adamw")
+
+
+def test_a_critic_beside_an_adapter_is_trained_whole(compiled: Compiled, gpus: MachineFacts) -> None:
+    plan = compiled(*PPO, "models.policy={lora: {}, quantise: {}, ema: {}, dtype: bfloat16}", machine=gpus)
+    assert plan.critic is not None and plan.policy.lora is not None
+    model = plan.critic.model
+    assert (model.dtype, model.lora, model.quantise, model.ema) == ("float32", None, None, None)
+
+
 def test_a_compiled_model_is_refused_where_the_plan_chose_stage_3(compiled: Compiled, gpus: MachineFacts) -> None:
-    big = {"machine": gpus, "ranks": 8, "parameters": 20_000_000_000}
+    big = {"machine": gpus, "ranks": 8, "parameters": 14_000_000_000}
     assert set(problems_of(compiled, "train.compile=true", **big)) == {"train.compile"}
     assert compiled("train.compile=true", machine=gpus, ranks=8, parameters=1_000_000_000).learner.compile is True
 

@@ -9,7 +9,8 @@ import pytest
 
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.facts import MachineFacts
-from rftcli.plan.plan import Plan, ReferencePlan, plan_from_json, plan_to_json
+from rftcli.plan.plan import Plan, plan_from_json, plan_to_json
+from rftcli.plan.plan_models import ReferencePlan
 from rftcli.plan.show import plan_text
 
 Compiled = Callable[..., Plan]
@@ -62,7 +63,7 @@ def test_where_a_reference_waits(
     compiled: Compiled, gpus: MachineFacts, cpu: MachineFacts, asked: str, parameters: int, on_gpu: bool, expected: bool
 ) -> None:
     """auto: more than a quarter of the GPU's 80 GiB; 7e9 x 2 bytes are 13 GiB, 14e9 are 26 GiB. On a CPU there is nowhere to go."""
-    plan = compiled(KL, f"models.reference.offload={asked}", machine=gpus if on_gpu else cpu, parameters=parameters, ranks=8)
+    plan = compiled(KL, "rollout.engine=fake", f"models.reference.offload={asked}", machine=gpus if on_gpu else cpu, parameters=parameters, ranks=8)
     assert held(plan).offload is expected
     assert any("has no effect" in note for note in plan.notes) is (asked == "true" and not on_gpu)
     assert any("waits in CPU memory" in note for note in plan.notes) is (asked == "auto" and expected)
@@ -100,7 +101,7 @@ def test_memory_counts_what_is_trained(compiled: Compiled, gpus: MachineFacts) -
 def test_quantised_weights_are_never_partitioned(compiled: Compiled) -> None:
     tiny = MachineFacts(cores=8, memory_gib=0.1)
     sets = ("models.policy.lora={}", "models.policy.quantise={}")
-    assert compiled(machine=tiny, ranks=2, parameters=10**9).learner.zero_stage == 3
+    assert compiled("rollout.engine=fake", machine=tiny, ranks=2, parameters=10**9).learner.zero_stage == 3
     assert compiled(*sets, machine=tiny, ranks=2, parameters=10**9).learner.zero_stage == 2
 
 
