@@ -48,6 +48,19 @@ class Policy(Protocol):
         """(N,) the value before each trained token; only critics have one."""
 
 
+class Reference(Protocol):
+    """The frozen policy that the KL term compares with."""
+
+    def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """As a Policy's, without gradients."""
+
+    def sleep(self) -> None:
+        """Give back device memory until the next use."""
+
+    def follow(self, step: int, learner: Any) -> None:
+        """After the updates of `step`: take over from the policy what the plan says. Collective where weights are sharded."""
+
+
 LossFunction = Callable[["torch.Tensor", "torch.Tensor", "Batch"], "tuple[torch.Tensor, Mapping[str, torch.Tensor]]"]
 """(new log-probs (N,), entropy (N,), batch) -> (scalar loss, sums of metrics): the scalar is this micro-batch's share of the update's loss."""
 
@@ -145,6 +158,6 @@ class Roles:
 
     policy: Any
     """Learner and Policy at once."""
-    reference: Policy | None = None
+    reference: Reference | None = None
     critic: Any | None = None
     teacher: Policy | None = None

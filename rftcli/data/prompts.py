@@ -135,7 +135,7 @@ class PromptBuilder:
                 tokenize=False,
                 add_generation_prompt=opening,
                 chat_template=self._template,
-                **self._chat.options,
+                **self._options(row),
             )
         except Exception as error:  # a template is a program from outside, and raises what it likes
             raise UsageError(f"{_name(row)}: the chat template fails: {type(error).__name__}: {error}") from error
@@ -143,6 +143,19 @@ class PromptBuilder:
             if message["role"] in SYSTEM_ROLES and message["content"].strip() not in text:
                 raise UsageError(f"{_name(row)}: the chat template leaves the system prompt out", hint="put it into the user's turn")
         return text
+
+    def _options(self, row: Row) -> dict[str, Any]:
+        """The template's options for a row: `{column: NAME}` stands for what the row has there."""
+        found: dict[str, Any] = {}
+        for name, value in self._chat.options.items():
+            column = _column(value)
+            if column is not None and column not in row.columns:
+                raise UsageError(
+                    f"{_name(row)}: there is no column `{column}`, which `models.policy.chat.options.{name}` asks for",
+                    hint=f"it has {', '.join(sorted(row.columns))}",
+                )
+            found[name] = value if column is None else row.columns[column]
+        return found
 
     def _encode(self, text: str) -> tuple[tuple[int, ...], int]:
         """(ids, how many of the first were added): what belongs in front of a text comes once; a template or a person may have written it."""
@@ -189,6 +202,11 @@ TOO_LONG_HINT = "raise `rollout.max_prompt_tokens`, or set `data.overlong_prompt
 def too_long(row: Row, needed: int, allowed: int) -> str:
     """The sentence for a prompt that does not fit; both counts in tokens."""
     return f"{_name(row)}: the prompt needs {needed} tokens, `rollout.max_prompt_tokens` allows {allowed}"
+
+
+def _column(value: Any) -> str | None:
+    """The column that an option of the chat template is taken from; None: the value is meant as it is."""
+    return str(value["column"]) if isinstance(value, Mapping) and set(value) == {"column"} else None
 
 
 def _front(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rftcli.models.load import pad_id
@@ -26,18 +27,25 @@ def export_hf(
     *,
     eos_ids: Sequence[int],
     card: Mapping[str, str] | None = None,
+    plain: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Weights (safetensors, in the loaded policy's dtype), configuration, generation configuration, tokenizer with chat template, and a model card.
 
     `state_dict` holds full tensors by the model's own names (None: the model's weights as they are). `eos_ids` are all ids that ended a completion
     in training; the written generation configuration stops at them and at those it named before. `card` is shown as a table in README.md.
+    `plain`: for a model whose layers an adapter wraps, name without adapter -> the tensor in its place; weights are then written as those of a model
+    of the same class without adapter, unpacked if they are quantised.
     """
     directory.mkdir(parents=True, exist_ok=True)
     generation = stopping_generation_config(model.generation_config, eos_ids, pad_id(tokenizer))
+    if plain is not None:
+        assert state_dict is not None, "an adapted model has no weights of its own to write"
+        whole = _as_loaded(plain, state_dict, model.dtype)
+        model, state_dict = _unwrapped(model, whole), None
     before = model.generation_config
     model.generation_config = generation  # save_pretrained writes the model's own
     try:
-        model.save_pretrained(directory, state_dict=None if state_dict is None else _as_loaded(model, state_dict))
+        model.save_pretrained(directory, state_dict=None if state_dict is None else _of(model, state_dict))
     finally:
         model.generation_config = before
     tokenizer.save_pretrained(directory)
@@ -60,17 +68,36 @@ def stopping_generation_config(base: GenerationConfig | None, eos_ids: Sequence[
     return config
 
 
-def _as_loaded(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors in the dtypes of the loaded policy; names that are one weight in the model share one tensor again, and one of two may be missing."""
-    own = model.state_dict(keep_vars=True)
+def _of(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return _as_loaded(model.state_dict(keep_vars=True), state_dict, model.dtype)
+
+
+def _as_loaded(own: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], default: torch.dtype) -> dict[str, Tensor]:
+    """Tensors in the dtypes of the loaded policy, `own` (`default` where it has few bits); names that are one weight in the model share one tensor
+    again, and one of two may be missing."""
     unknown = sorted(set(state_dict) - set(own))
     assert not unknown, f"weights that are none of the model's: {unknown[:3]}"
     written: dict[int, Tensor] = {}
     for name, tensor in state_dict.items():
-        written.setdefault(id(own[name]), tensor.detach().to(device="cpu", dtype=own[name].dtype).contiguous())
-    lacking = [name for name, parameter in model.named_parameters() if id(parameter) not in written]
+        dtype = own[name].dtype if own[name].dtype.is_floating_point else default
+        written.setdefault(id(own[name]), tensor.detach().to(device="cpu", dtype=dtype).contiguous())
+    lacking = [name for name, tensor in own.items() if isinstance(tensor, nn.Parameter) and id(tensor) not in written]
     assert not lacking, f"weights that are missing: {lacking[:3]}"
     return {name: written.get(id(tensor), tensor.detach()) for name, tensor in own.items()}  # buffers that were not given are the model's
+
+
+def _unwrapped(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A model of the same class without adapter around the weights, which are not copied."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        bare = type(model)._from_config(config, dtype=model.dtype)
+    needed = bare.state_dict()
+    bare.load_state_dict({name: tensor for name, tensor in weights.items() if name in needed}, strict=True, assign=True)
+    bare.tie_weights()
+    bare.generation_config = model.generation_config
+    return bare
 
 
 def _model_card(card: Mapping[str, str]) -> str:

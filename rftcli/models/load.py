@@ -1,6 +1,7 @@
 """Loading a tokenizer and a causal language model from a directory, a GGUF file or a hub id.
 
-What it leaves out: facts about a model without loading it (the probe room), quantised weights (GGUF blocks are unpacked), and adapters.
+What it leaves out: facts about a model without loading it (the probe room), adapters (`lora`), and a larger vocabulary (`vocabulary`). GGUF blocks
+are unpacked.
 """
 
 from __future__ import annotations
@@ -19,23 +20,28 @@ from rftcli.errors import MachineError, UsageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-_FIXED_OPTIONS = frozenset({"config", "dtype", "torch_dtype", "attn_implementation", "trust_remote_code", "gguf_file", "quantization_config"})
+_FIXED_OPTIONS = frozenset({
+    "config", "dtype", "torch_dtype", "attn_implementation", "trust_remote_code", "gguf_file", "quantization_config", "revision", "device_map",
+})  # fmt: skip
 """Arguments of `from_pretrained` that this file decides."""
 
-_HUB_OPTIONS = frozenset({"revision", "token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies"})
+_HUB_OPTIONS = frozenset({"token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies"})
 """Arguments that say where files come from: needed for the configuration and again for the weights."""
 
 _DROPOUT_NAME = re.compile(r"dropout|pdrop|layerdrop")
 """Names of probabilities in configurations and modules: attention_dropout, resid_pdrop, summary_first_dropout, layerdrop, ..."""
 
 
-def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    path: str, *, trust_remote_code: bool = False, revision: str | None = None, options: Mapping[str, Any] | None = None
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a model. Without a pad token the end token pads; padding is always masked, so nothing is learned from it.
+    `revision` is of a hub id; `options` go to `from_pretrained`.
 
     Raises UsageError if there is none, MachineError if a package it needs is missing.
     """
     with _readable_errors(path):
-        tokenizer = AutoTokenizer.from_pretrained(**_source(path), trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(**_source(path, revision), trust_remote_code=trust_remote_code, **(options or {}))
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -55,9 +61,11 @@ def load_causal_lm(
     options: Mapping[str, Any],
     trust_remote_code: bool,
     device: torch.device | str,
+    revision: str | None = None,
+    quantised: Any = None,
 ) -> PreTrainedModel:
     """The model, in eval mode, on `device`. `dtype` is float32 or bfloat16, `attention` eager or sdpa, `options` go to `from_pretrained`
-    (a key of the configuration changes it).
+    (a key of the configuration changes it). `revision` is of a hub id. `quantised`: a `BitsAndBytesConfig`; weights go to the device in few bits.
 
     `dropout` is set everywhere: 0.0 turns off what the configuration or a module brought along. Layer drop is always off: it would make two
     forward passes of one policy different models. Raises UsageError for what is no model, or for an option that is fixed elsewhere, and MachineError
@@ -67,7 +75,8 @@ def load_causal_lm(
     if fixed:
         hint = "dtype, attention, dropout and trust_remote_code are keys of models.policy"
         raise UsageError(f"models.policy.options: `{fixed[0]}` is set elsewhere", hint=hint)
-    source = _source(path)
+    source = _source(path, revision)
+    few_bits = {} if quantised is None else {"quantization_config": quantised, "device_map": {"": torch.device(device)}}
     with _readable_errors(path):
         hub = {name: value for name, value in options.items() if name in _HUB_OPTIONS}
         changes = {name: value for name, value in options.items() if name not in _HUB_OPTIONS}
@@ -76,6 +85,7 @@ def load_causal_lm(
         model = AutoModelForCausalLM.from_pretrained(
             **source,
             **_unpacked(source),
+            **few_bits,
             **hub,
             **{name: rest[name] for name in changes if name in rest},
             config=config,
@@ -84,7 +94,10 @@ def load_causal_lm(
             trust_remote_code=trust_remote_code,
         )
     _set_module_dropout(model, dropout)
-    return model.to(device)
+    if quantised is None:
+        return model.to(device)
+    _keep_packing(model)
+    return model.eval()
 
 
 def eos_ids(config: PreTrainedConfig, generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -102,12 +115,37 @@ def num_parameters(module: nn.Module) -> int:
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
 
 
-def _source(path: str) -> dict[str, Any]:
+def quantisation(*, bits: int, kind: str, nested: bool, dtype: str) -> Any:
+    """The configuration of bitsandbytes for frozen weights of few bits, computed with in `dtype`. MachineError without the package."""
+    try:
+        import bitsandbytes  # noqa: F401 - transformers finds out much later
+    except ImportError as error:
+        raise MachineError("models.policy.quantise needs the package bitsandbytes", hint="pip install 'rftcli[quantise]'") from error
+    from transformers import BitsAndBytesConfig
+
+    if bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=nested, bnb_4bit_compute_dtype=DTYPES[dtype])
+
+
+def _keep_packing(model: nn.Module) -> None:
+    """On CPUs with bfloat16 instructions bitsandbytes packs 4-bit weights anew at the first pass without gradients, for good; a backward pass and
+    a merge then read them wrongly."""
+    from bitsandbytes.nn import Linear4bit
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
+def _source(path: str, revision: str | None = None) -> dict[str, Any]:
     """Arguments that name the model to `from_pretrained`."""
     local = Path(path).expanduser()
     if local.is_file() and local.suffix == ".gguf":
         return {"pretrained_model_name_or_path": str(local.parent), "gguf_file": local.name}
-    return {"pretrained_model_name_or_path": str(local) if local.is_dir() else path}
+    if local.is_dir():
+        return {"pretrained_model_name_or_path": str(local)}
+    return {"pretrained_model_name_or_path": path} | ({} if revision is None else {"revision": revision})
 
 
 def _unpacked(source: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.12, torch.float16: 0.02}
 computations of unlikely tokens, with scores of 16 and more, differ by 0.06 on average in bfloat16 and by 0.3 at worst, so the worst says little.
 Positions that are off by one change the mean by 0.13 and more, a wrong mask by 1."""
 
+TOLERANCE_8_BITS = TOLERANCE[torch.float16]
+"""With weights of 8 bits activations are rounded too, to a scale that depends on the other rows, and products are float16."""
+
 LENGTHS = (24, 1, 17, 22)
 """Scored positions of the default sequences, 64 in all; each has one token more. Unequal, so that padding and borders are exercised."""
 
@@ -44,10 +47,13 @@ class Agreement:
 
 
 @torch.no_grad()
-def agreement(policy: CausalPolicy, *, temperature: float, sequences: Sequence[Sequence[int]] | None = None) -> Agreement:
+def agreement(
+    policy: CausalPolicy, *, temperature: float, sequences: Sequence[Sequence[int]] | None = None, tolerance: float | None = None
+) -> Agreement:
     """Compare the policy with plain forward passes over `sequences` (each of two or more ids; keyed ones of `LENGTHS` if None).
 
     The head is "chunked" if the bare head on the backbone's output gives the model's own scores, else "model". The policy itself is left as it was.
+    `tolerance`: instead of that of the number type.
     Collective where weights are sharded: every rank has to call it with the same sequences.
     """
     model = policy.model
@@ -71,7 +77,7 @@ def agreement(policy: CausalPolicy, *, temperature: float, sequences: Sequence[S
             padded=_difference(policy, padded(rows, pad_id=0), expected, temperature),
             packed=_difference(policy, packed(rows), expected, temperature),
             positions=expected.numel(),
-            tolerance=TOLERANCE[dtype],
+            tolerance=TOLERANCE[dtype] if tolerance is None else tolerance,
         )
     finally:
         policy.head = head_before

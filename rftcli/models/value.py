@@ -68,14 +68,22 @@ class ValueModel(nn.Module):
 
 
 def load_value_model(
-    path: str, *, head: str | None, dtype: str, attention: str, options: Mapping[str, Any], trust_remote_code: bool, device: torch.device | str
+    path: str,
+    *,
+    head: str | None,
+    dtype: str,
+    attention: str,
+    options: Mapping[str, Any],
+    trust_remote_code: bool,
+    device: torch.device | str,
+    revision: str | None = None,
 ) -> PreTrainedModel:
     """A token classifier with one label, in eval mode, on `device`, without dropout.
 
     A head that `path` does not have starts at 0: the first values are 0, on every rank alike. `head` is the name that the value head has among the
-    weights of `path`. Raises UsageError for what has no such class, or where `head` names no weights.
+    weights of `path`, `revision` a commit of a hub id. Raises UsageError for what has no such class, or where `head` names no weights.
     """
-    source = _source(path)
+    source = _source(path, revision)
     hub = {name: value for name, value in options.items() if name in _HUB_OPTIONS}
     changes = {name: value for name, value in options.items() if name not in _HUB_OPTIONS}
     with _readable_errors(path):

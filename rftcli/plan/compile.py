@@ -6,12 +6,11 @@ once as `CompileError`; the caller shows them at their place in the recipe.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rftcli.plan.compile_algorithm import advantage_plan, loss_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
-from rftcli.plan.compile_models import model_plan
+from rftcli.plan.compile_models import check_models, model_plan, reference_plans
 from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
@@ -33,6 +32,7 @@ def compile_plan(
     search_path: str,
     policy_path: str,
     reference_path: str | None = None,
+    reference_revision: str | None = None,
     critic: ModelFacts | None = None,
 ) -> Plan:
     """The plan for `recipe` on `facts`. `policy_path`: where the policy's files lie (`builtin:` resolved); `search_path`: the recipe's folder;
@@ -52,13 +52,9 @@ def compile_plan(
         deterministic=recipe.train.deterministic,
     )
     policy = model_plan(recipe, facts, device, policy_path)
-    needs_reference = recipe.algorithm.kl.coefficient != 0.0
-    reference = None
-    if needs_reference:
-        given = str(recipe.models.reference.from_)
-        reference = policy if reference_path is None else replace(policy, path=reference_path, given=given, parameters=None)
-    elif recipe.models.reference.from_ != "policy":
-        notes.append("models.reference is not loaded: algorithm.kl.coefficient is 0, so nothing needs it")
+    other = None if reference_path is None else ModelFacts(path=reference_path, revision=reference_revision)
+    reference, reference_use = reference_plans(recipe, facts, world, policy, other, notes)
+    check_models(recipe, facts, problems, notes)
 
     batch = batch_plan(recipe, facts, world, problems)
     learner = learner_plan(recipe, facts, world, policy, batch, notes, critic)
@@ -83,6 +79,7 @@ def compile_plan(
         world=world,
         policy=policy,
         reference=reference,
+        reference_use=reference_use,
         data=data_plan(recipe),
         rollout=rollout,
         rewards=reward_plan(recipe, search_path),

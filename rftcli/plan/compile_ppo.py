@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rftcli.data.spec import Columns, DataSpec
+from rftcli.plan.compile_models import trains_in
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import BatchPlan, CriticPlan, KlPlan, LearnerPlan, ModelPlan, SupervisedPlan
@@ -55,9 +56,10 @@ def critic_plan(
     section = recipe.models.critic
     if section is None:
         return None
-    model = replace(policy, dropout=0.0)
+    # what makes the policy trainable is not the critic's: it is trained whole, in the number type of the settings that it shares
+    model = replace(policy, dtype=trains_in(policy), dropout=0.0, freeze=(), lora=None, quantise=None, ema=None)
     if own is not None:
-        model = replace(model, path=own.path, given=section.from_, parameters=own.parameters, options={})
+        model = replace(model, path=own.path, given=section.from_, parameters=own.parameters, revision=own.revision, options={})
     optimizer = section.optimizer
     updates = batch.optimizer_updates_per_step
     return CriticPlan(
@@ -83,8 +85,8 @@ def critic_plan(
     )
 
 
-def trained_parameters(recipe: Recipe, policy: ModelFacts, critic: ModelFacts | None) -> int | None:
-    """Parameters of all trained models together; None if one is not known."""
+def all_parameters(recipe: Recipe, policy: ModelFacts, critic: ModelFacts | None) -> int | None:
+    """Parameters of policy and critic together, frozen ones too; None if one is not known."""
     if recipe.models.critic is None or policy.parameters is None:
         return policy.parameters
     beside = policy.parameters if critic is None else critic.parameters

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rftcli.plan import memory
-from rftcli.plan.compile_ppo import trained_parameters
+from rftcli.plan.compile_models import trained_parameters, trains_in
+from rftcli.plan.compile_ppo import all_parameters
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import LearnerPlan, ModelPlan, WorldPlan
@@ -32,8 +33,19 @@ def auto_stage(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan
         return 0, "muon orthogonalises whole matrices"
     if train.offload.parameters != "none":
         return 3, "offloaded parameters are gathered where they are used"
-    lowest = 1 if train.offload.optimizer != "none" else 0
-    return memory.zero_stage(trained_parameters(recipe, facts.model, critic), policy.dtype, world, facts.machine, keeping(recipe), lowest=lowest)
+    whole, trained = all_parameters(recipe, facts.model, critic), trained_parameters(policy, facts.model)
+    if trained is not None and whole is not None:
+        trained += whole - (facts.model.parameters or 0)  # a critic is trained whole
+    return memory.zero_stage(
+        whole,
+        policy.dtype,
+        world,
+        facts.machine,
+        keeping(recipe),
+        trained=trained,
+        lowest=1 if trains_in(policy) == "bfloat16" or train.offload.optimizer != "none" else 0,
+        highest=3 if policy.quantise is None else 2,
+    )
 
 
 def check_update(recipe: Recipe, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan | None, problems: list[PlanProblem]) -> None:
@@ -51,7 +63,7 @@ def check_update(recipe: Recipe, world: WorldPlan, policy: ModelPlan, learner: L
                 hint=f"use `{place}.kind: adamw`",
             )
         )
-    if train.optimizer.kind == "muon" and policy.dtype == "bfloat16":
+    if train.optimizer.kind == "muon" and trains_in(policy) == "bfloat16":
         problems.append(
             PlanProblem(
                 path="train.optimizer.kind",
@@ -60,14 +72,15 @@ def check_update(recipe: Recipe, world: WorldPlan, policy: ModelPlan, learner: L
                 hint="set `models.policy.dtype: float32`, or use adamw",
             )
         )
-    if policy.dtype == "float32":
+    if trains_in(policy) == "float32":
+        what = "a policy in float32" if policy.lora is None else "an adapter, which is trained in float32"
         for name, value in train.precision.model_dump().items():
             if value == "bfloat16":
                 problems.append(
                     PlanProblem(
                         path=f"train.precision.{name}",
-                        message="must be float32 for a policy in float32",
-                        hint="for a policy in bfloat16 set `models.policy.dtype: bfloat16`",
+                        message=f"must be float32 for {what}",
+                        hint="for a policy in bfloat16 set `models.policy.dtype: bfloat16`" if policy.lora is None else "leave the key out",
                     )
                 )
     if train.compile and learner is not None and learner.zero_stage == 3:

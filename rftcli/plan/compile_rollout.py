@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rftcli.plan import memory
+from rftcli.plan.compile_models import trained_parameters
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts
 from rftcli.plan.plan import (
@@ -105,7 +106,9 @@ def check_replica(
     if policy.parameters is None:
         notes.append("ZeRO stage 3: the engine keeps a whole replica of the weights on every rank; the model's size is not known before it is loaded")
         return
-    need, budget, text = memory.with_replica(policy.parameters, policy.dtype, world, facts.machine)
+    need, budget, text = memory.with_replica(
+        policy.parameters, policy.dtype, world, facts.machine, trained=trained_parameters(policy, facts.model)
+    )
     if need <= budget:
         notes.append(f"ZeRO stage 3: the engine keeps a replica, refilled once after every update: {text}")
         return

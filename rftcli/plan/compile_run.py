@@ -36,6 +36,7 @@ def eval_plan(recipe: Recipe, facts: Facts, search_path: str, problems: list[Pla
         vote_k=tuple(section.vote_k),
         sampling={name: _sampling(recipe, source) for name, source in recipe.data.eval.items()},
         rewards=eval_rewards(recipe, search_path),
+        weights=section.weights,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rftcli.algo import batchmath
 from rftcli.plan import deepspeed_config
+from rftcli.plan.compile_models import trains_in
 from rftcli.plan.compile_precision import auto_stage, update_notes
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ModelFacts
@@ -78,6 +79,8 @@ def needs_prepass(recipe: Recipe) -> str | None:
         return "the KL term in the reward reads the log-probs at rollout time"
     if recipe.models.policy.dropout > 0:
         return "dropout changes the log-probs of the update's own forward pass"
+    if recipe.models.policy.lora is not None and recipe.models.policy.lora.dropout > 0:
+        return "the adapter's dropout changes the log-probs of the update's own forward pass"
     return None
 
 
@@ -107,7 +110,7 @@ def learner_plan(
         zero_stage=stage,
         deepspeed=deepspeed_config.build(
             stage=stage,
-            dtype=policy.dtype,
+            dtype=trains_in(policy),
             ranks=world.ranks,
             max_grad_norm=recipe.train.max_grad_norm,
             **recipe.train.precision.model_dump(),
@@ -127,7 +130,7 @@ def with_horizon(learner: LearnerPlan, recipe: Recipe, steps: int, batch: BatchP
 
 
 def check_stage(recipe: Recipe, policy: ModelPlan, problems: list[PlanProblem]) -> None:
-    if recipe.train.deepspeed.zero_stage == 0 and policy.dtype == "bfloat16":
+    if recipe.train.deepspeed.zero_stage == 0 and trains_in(policy) == "bfloat16":
         problems.append(
             PlanProblem(
                 path="train.deepspeed.zero_stage",

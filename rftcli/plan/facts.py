@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -30,6 +31,10 @@ class ModelFacts:
     file_dtype: str | None = None
     experts: int | None = None
     """Experts that a router chooses from in each layer; None: the model has no router."""
+    revision: str | None = None
+    """Commit of a hub id."""
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+    """Shapes of the stored tensors by name, where the files say so without being loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,5 +43,7 @@ class Facts:
     model: ModelFacts
     ranks: int
     """Real rank count: GPUs in use, or processes on a CPU."""
+    tokenizer_revision: str | None = None
+    """Commit of a tokenizer that has a hub id of its own."""
     train_rows: int | None = None
     """Rows of all training sets together; None if they have not been counted."""

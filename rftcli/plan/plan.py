@@ -13,6 +13,7 @@ from typing import Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
+from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
 from rftcli.rewards.spec import PartSpec
 
 PLAN_FORMAT = 1
@@ -46,6 +47,18 @@ class ModelPlan:
     options: Mapping[str, Any]
     parameters: int | None
     """Number of parameters if it could be read without loading the model."""
+    revision: str | None = None
+    """Commit of a hub id; None for files on this machine."""
+    tokenizer: str | None = None
+    """Path of another tokenizer than the model's own."""
+    tokenizer_revision: str | None = None
+    tokenizer_options: Mapping[str, Any] = field(default_factory=dict)
+    add_tokens: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    """Shell patterns over whole parameter names."""
+    lora: LoraPlan | None = None
+    quantise: QuantisePlan | None = None
+    ema: EmaPlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +264,8 @@ class EvalPlan:
     """By evaluation set."""
     rewards: RewardPlan | None
     """None: those of training."""
+    weights: str = "live"
+    """live, or ema: the running mean"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +331,8 @@ class Plan:
     freeze_policy_steps: int = 0
     """Steps at the start in which only the critic learns."""
     supervised: SupervisedPlan | None = None
+    reference_use: ReferencePlan | None = None
+    """None where there is no reference."""
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rftcli.plan import memory
 from rftcli.plan.plan import LearnerPlan, ModelPlan, Plan, RolloutPlan, plan_hash
+from rftcli.plan.show_models import model_rows
 
 
 def plan_text(plan: Plan) -> str:
@@ -16,7 +17,7 @@ def plan_text(plan: Plan) -> str:
         ("run", f"{plan.steps} steps, seed {plan.seed}"),
         ("ranks", f"{plan.world.ranks} x {plan.world.device} ({plan.world.backend}), {plan.world.threads_per_rank} threads each"),
         ("policy", f"{plan.policy.given}, {_count(parameters)} parameters, {plan.policy.dtype}, attention {plan.policy.attention}"),
-        ("reference", "none needed" if plan.reference is None else plan.reference.given),
+        *model_rows(plan),
         ("batch", plan.batch.equation),
         ("layout", plan.batch.layout + (f", {plan.batch.rollouts_per_update} rollouts an update" if plan.batch.rollouts_per_update > 1 else "")),
         ("old log-probs", plan.batch.needs_prepass or "from the update's own forward pass: one update per rollout"),
@@ -71,8 +72,8 @@ def _kl(plan: Plan) -> str:
 
 
 def _memory(model: ModelPlan, learner: LearnerPlan, ranks: int) -> str:
-    if model.parameters is None:
-        return ""
+    if model.parameters is None or model.lora is not None or model.freeze:
+        return ""  # how much of it is trained is not in the plan
     need = memory.training_bytes(model.parameters, model.dtype, learner.zero_stage, ranks, _keeping(learner)) / memory.GIB
     return f", {need:.2f} GiB a rank for weights, gradients and optimizer"
 

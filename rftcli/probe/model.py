@@ -18,8 +18,9 @@ WHAT_TO_GIVE = "give a directory, a .gguf file, a hub id `org/model`, or `builti
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-def model_facts(path: str) -> ModelFacts:
-    """Facts of a directory, a GGUF file or a hub id. UsageError: it is none of them, or not whole. MachineError: the hub cannot be reached."""
+def model_facts(path: str, revision: str | None = None) -> ModelFacts:
+    """Facts of a directory, a GGUF file or a hub id at a revision (None: its newest). UsageError: it is none of them, or not whole. MachineError:
+    the hub cannot be reached."""
     local = Path(path).expanduser()
     if local.is_file() and local.suffix == ".gguf":
         return _from_gguf(local)
@@ -29,7 +30,15 @@ def model_facts(path: str) -> ModelFacts:
         raise UsageError(f"{path} is neither a model directory nor a GGUF file", hint=WHAT_TO_GIVE)
     if path.startswith(("/", "./", "../", "~")) or path.count("/") != 1:
         raise UsageError(f"{path} does not exist", hint=WHAT_TO_GIVE)
-    return _from_hub(path)
+    config, commit = hub_file(path, revision, "config.json")
+    return _facts(path, _read_json(config), [], revision=commit)
+
+
+def tokenizer_commit(path: str) -> str | None:
+    """The commit of a tokenizer with a hub id; None for a directory here. UsageError and MachineError as for a model."""
+    if Path(path).expanduser().is_dir():
+        return None
+    return hub_file(path, None, "tokenizer_config.json")[1]
 
 
 def _from_directory(directory: Path) -> ModelFacts:
@@ -61,13 +70,23 @@ def _weight_files(directory: Path) -> list[Path]:
     return []
 
 
-def _from_hub(repository: str) -> ModelFacts:
+def hub_file(repository: str, revision: str | None, name: str) -> tuple[Path, str]:
+    """(a file of a repository, the commit it is of), downloaded or from the hub's cache: the cache has one folder a commit."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are told by the error at the end
     try:
-        config = Path(hf_hub_download(repository, "config.json"))
+        found = Path(hf_hub_download(repository, name, revision=revision))
+    except RevisionNotFoundError as error:
+        raise UsageError(f"`{repository}` has no revision `{revision}`", hint="give a branch, a tag or a commit of the repository") from error
     except (RepositoryNotFoundError, EntryNotFoundError) as error:
         if not isinstance(error, LocalEntryNotFoundError):
             raise UsageError(
@@ -79,7 +98,7 @@ def _from_hub(repository: str) -> ModelFacts:
         raise UsageError(f"`{repository}` is no directory here and no name of a model on the hub", hint=WHAT_TO_GIVE) from error
     except (HfHubHTTPError, OSError) as error:
         raise _unreachable(repository) from error
-    return _facts(repository, _read_json(config), [])
+    return found, found.relative_to(next(parent for parent in found.parents if parent.name == "snapshots")).parts[0]
 
 
 def _unreachable(repository: str) -> MachineError:
@@ -103,7 +122,7 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_expe
 """How configurations of mixtures of experts call the number of their experts."""
 
 
-def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]]) -> ModelFacts:
+def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]], *, revision: str | None = None) -> ModelFacts:
     text = config.get("text_config") or config
     parameters, dtype = _count(headers)
     architectures = config.get("architectures") or [None]
@@ -117,6 +136,8 @@ def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]]) -> 
         parameters=parameters or _estimate(text),
         file_dtype=dtype or config.get("dtype") or config.get("torch_dtype"),
         experts=next((text[name] for name in EXPERTS if text.get(name)), None),
+        revision=revision,
+        shapes={name: tuple(entry["shape"]) for header in headers for name, entry in header.items() if name != "__metadata__"} or None,
     )
 
 

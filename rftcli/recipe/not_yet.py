@@ -31,14 +31,6 @@ _SOURCE = {
 """The same for training and evaluation sets."""
 
 KEYS: dict[str, str] = {
-    "models.policy.revision": "download the revision and give its directory as `path`",
-    "models.policy.tokenizer": "the tokenizer of `path` is used",
-    "models.policy.quantise": "weights keep their `dtype`",
-    "models.policy.freeze": "all parameters are trained",
-    "models.policy.lora": "all parameters are trained",
-    "models.policy.ema": "only the live weights are kept",
-    "models.reference.refresh": "the reference stays as it is",
-    "models.reference.offload": "the reference stays on its device",
     "models.teacher": "there is no distillation",
     "models.scorers": "use a `python` part that calls the model or service",
     **{f"data.train[].{key}": reason for key, reason in _SOURCE.items()},
@@ -61,7 +53,6 @@ KEYS: dict[str, str] = {
     "algorithm.loss.entropy_coefficient": "there is no entropy term",
     "algorithm.loss.top_entropy_share": "all tokens are trained",
     "train.max_hours": "stop the run with Ctrl-C or SIGTERM: it writes a checkpoint",
-    "eval.weights": "the live weights are evaluated",
     "checkpoint.every_minutes": "use `every`, in steps",
     "checkpoint.before_deadline": "use `every`, in steps",
     "checkpoint.keep_best": "the newest are kept: use `keep`",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import data_form_rules, data_rules, eval_rules, ppo_rules, rollout_rules, update_rules
+from rftcli.recipe import data_form_rules, data_rules, eval_rules, model_rules, ppo_rules, rollout_rules, update_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -318,5 +318,34 @@ RULES: dict[str, Rule] = {
         text="The supervised stream has exactly one of `path` and `python`, and options only with `python`.",
         check=ppo_rules.supervised_source,
     ),
+    "lora-options": Rule(
+        about=("models.policy.lora.options",),
+        text="LoRA options are those of peft that leave base and reference alone.",
+        check=model_rules.lora_options,
+    ),
+    "lora-targets": Rule(about=("models.policy.lora.targets",), text="An adapter adapts something.", check=model_rules.lora_targets),
+    "lora-start": Rule(
+        about=("models.policy.lora.start_from",), text="An adapter that is gone on from brings its own shape.", check=model_rules.lora_start
+    ),
+    "lora-and-freeze": Rule(
+        about=("models.policy.freeze", "models.policy.lora"), text="LoRA freezes the model's own weights already.", check=model_rules.lora_and_freeze
+    ),
+    "quantised": Rule(
+        about=("models.policy.quantise", "models.policy.quantise.kind", "models.policy.quantise.nested", "train.deepspeed.zero_stage"),
+        text="Quantised weights need LoRA and a ZeRO stage below 3, so their parameters are not offloaded.",
+        check=model_rules.quantised,
+    ),
+    "ema": Rule(
+        about=("eval.weights", "models.policy.ema", "models.policy.ema.evaluate"),
+        text="Evaluating the running mean needs one, and is asked for once.",
+        check=model_rules.ema,
+    ),
+    "revision": Rule(about=("models.policy.revision",), text="Only hub ids have revisions.", check=model_rules.revision),
+    "own-arguments": Rule(
+        about=("models.policy.options", "models.policy.tokenizer_options"),
+        text="What has a key of its own is not an option.",
+        check=model_rules.own_arguments,
+    ),
+    "added-tokens": Rule(about=("models.policy.add_tokens",), text="Added tokens differ from each other.", check=model_rules.added_tokens),
 }
 """Code -> rule, in the order in which a recipe is read."""

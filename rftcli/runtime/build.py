@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,11 @@ from rftcli.engines.shaping import rules_of
 from rftcli.engines.table import sampler_class
 from rftcli.errors import RftError
 from rftcli.models.export import export_hf
-from rftcli.models.load import eos_ids, load_causal_lm, load_tokenizer, num_parameters, pad_id
+from rftcli.models.load import eos_ids, num_parameters, pad_id
 from rftcli.models.policy import CausalPolicy
-from rftcli.models.probe import Agreement, agreement
+from rftcli.models.probe import TOLERANCE_8_BITS, Agreement, agreement
 from rftcli.observe.lessons import LessonState, lessons
-from rftcli.plan.plan import ModelPlan, Plan, plan_from_json
+from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.answers import Answers
 from rftcli.rewards.failures import ErrorWindow
@@ -36,7 +36,8 @@ from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_cr
 from rftcli.runtime.early_stop import EarlyStop
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.kl_control import KlControl
-from rftcli.runtime.learner import DeepSpeedLearner, FrozenPolicy
+from rftcli.runtime.learner import DeepSpeedLearner
+from rftcli.runtime.models import keep_mean, load_whole, make_policy, make_reference, make_tokenizer
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.trackers import Trackers
@@ -98,16 +99,51 @@ class Job:
     info: dict[str, Any]
     first_step: int = 1
 
-    def export(self, directory: Path) -> None:
-        """Write the policy so that from_pretrained loads it. Collective: rank 0 keeps what the others help to gather."""
+    def export(self, directory: Path, of: str = "live") -> None:
+        """Write the policy so that from_pretrained loads it; `of` ema: its running mean. Collective: rank 0 keeps what the others help to gather."""
         state: dict[str, torch.Tensor] = {}
-        for name, tensor in self.roles.policy.weights():
+        for name, tensor in self.roles.policy.weights(of):
             if self.world.rank == 0:
                 state[name] = tensor.to("cpu", copy=True)
+        adapter = self.roles.policy.adapter
+        plain = None if adapter is None else adapter.plain()
+        shown = card(self.plan, self.latest)
+        self._write(directory, lambda: export_hf(self.model, self.tokenizer, state, directory, eos_ids=self.eos_ids, card=shown, plain=plain))
+
+    def export_checkpoint(self, directory: Path) -> None:
+        """The policy, with what belongs beside it: `adapter/` where one is trained, `ema/` where the running mean is used, `critic/` where there is
+        one. Collective."""
+        self.export(directory)
+        learner, ema = self.roles.policy, self.plan.policy.ema
+        if learner.adapter is not None:
+            state: dict[str, torch.Tensor] = {}
+            for name, parameter in learner.trained().items():
+                with learner.present([parameter]):
+                    if self.world.rank == 0:
+                        state[name] = parameter.data.to("cpu", copy=True)
+            beside = directory.with_name("adapter")
+            self._write(beside, lambda: learner.adapter.save(beside, state))
+        if ema is not None and (ema.export or ema.evaluate or self.plan.eval.weights == "ema"):
+            self.export(directory.with_name("ema"), "ema")
+        if self.roles.critic is not None:
+            export_critic(self.roles.critic, self.tokenizer, directory.with_name(CRITIC_FOLDER), self.world)
+
+    def export_final(self) -> None:
+        """What the run was for: the live weights, or their running mean. Collective."""
+        ema = self.plan.policy.ema
+        self.export(self.run.final, "ema" if ema is not None and ema.export else "live")
+
+    def follow(self, step: int) -> None:
+        """The reference takes over from the policy what the plan says. Collective."""
+        if self.roles.reference is not None:
+            self.roles.reference.follow(step, self.roles.policy)
+
+    def _write(self, directory: Path, action: Callable[[], None]) -> None:
+        """Rank 0 writes; RftError on every rank alike when it could not."""
         problem = None
         if self.world.rank == 0:
             try:
-                export_hf(self.model, self.tokenizer, state, directory, eos_ids=self.eos_ids, card=card(self.plan, self.latest))
+                action()
             except (OSError, SafetensorError) as error:  # the second is how safetensors tells of a full disk
                 problem = f"{type(error).__name__}: {error}"
         failed = next((text for text in self.world.gather(problem) if text is not None), None)
@@ -115,12 +151,6 @@ class Job:
             raise RftError(
                 f"the policy could not be written to {directory}: {failed}", hint=f"free space (`df -h {directory.parent}`), then `rft resume`"
             )
-
-    def export_all(self, directory: Path) -> None:
-        """The policy to `directory`, and beside it a critic to critic/. Collective."""
-        self.export(directory)
-        if self.roles.critic is not None:
-            export_critic(self.roles.critic, self.tokenizer, directory.with_name(CRITIC_FOLDER), self.world)
 
     def beside(self, step: int) -> Beside:
         """What takes part in the updates of `step` beside the policy's own loss."""
@@ -166,19 +196,6 @@ def peak_gib(device: torch.device) -> float:
     peak = torch.cuda.max_memory_allocated(device) / 1024**3
     torch.cuda.reset_peak_memory_stats(device)
     return peak
-
-
-def load_model(plan: ModelPlan, device: torch.device, path: str | None = None) -> Any:
-    """The causal LM of a model plan, in evaluation mode, on `device`; `path` takes its place (a checkpoint's policy folder)."""
-    return load_causal_lm(
-        path or plan.path,
-        dtype=plan.dtype,
-        attention=plan.attention,
-        dropout=plan.dropout,
-        options=plan.options,
-        trust_remote_code=plan.trust_remote_code,
-        device=device,
-    )
 
 
 def make_sampler(plan: Plan, model: Any, tokenizer: Any, ends: tuple[int, ...], pad_id: int, device: torch.device, *, owns_weights: bool) -> Sampler:
@@ -259,7 +276,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     paths = search_paths(plan)
     scorer = make_scorer(plan, paths)
     eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths)
-    tokenizer = load_tokenizer(plan.policy.path, trust_remote_code=plan.policy.trust_remote_code)
+    tokenizer = make_tokenizer(plan.policy)
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
@@ -271,22 +288,24 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
             emit.warn("overlong_prompts", f"data set `{name}`: {longer} ({plan.data.overlong_prompt})")
 
     torch.manual_seed(plan.seed)  # dropout, if any; sampling and order have keys of their own
-    model = load_model(plan.policy, device)
+    model, adapter = make_policy(plan.policy, device, tokenizer, emit)
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     pad = pad_id(tokenizer)
     checkpointing, balance = plan.policy.gradient_checkpointing, plan.loss.router_coefficient > 0
     policy = CausalPolicy(model, gradient_checkpointing=checkpointing, balance=balance, compiled=plan.learner.compile)
-    probe = agreement(policy, temperature=plan.rollout.temperature)
+    rough = plan.policy.quantise is not None and plan.policy.quantise.bits == 8
+    probe = agreement(policy, temperature=plan.rollout.temperature, tolerance=TOLERANCE_8_BITS if rough else None)
     prove(probe, plan, emit)
     policy.head = probe.head
-    reference = None if plan.reference is None else FrozenPolicy(CausalPolicy(load_model(plan.reference, device), head=probe.head))
     if plan.rollout.engine == "hf" and not plan.rollout.shares_weights:
-        sampler = make_sampler(plan, load_model(plan.policy, device).eval(), tokenizer, ends, pad, device, owns_weights=True)
+        sampler = make_sampler(plan, load_whole(plan.policy, device, tokenizer).eval(), tokenizer, ends, pad, device, owns_weights=True)
     else:
         sampler = make_sampler(plan, model, tokenizer, ends, pad, device, owns_weights=False)
     parameters = num_parameters(model)
-    learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature)
-    critic = None if plan.critic is None else make_critic(plan.critic, world, device)
+    learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
+    keep_mean(plan.policy, learner, world)
+    reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
+    critic = None if plan.critic is None else make_critic(plan.critic, world, device, tokenizer)
     kl = None if plan.kl is None else KlControl(plan.kl)
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)

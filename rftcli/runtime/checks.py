@@ -14,13 +14,16 @@ from rftcli.data.origin import origin_of
 from rftcli.data.rows import Row, read_table
 from rftcli.data.spec import DataSpec
 from rftcli.plan.compile_data import data_plan, data_specs, reward_parts
+from rftcli.plan.facts import ModelFacts
 from rftcli.probe import cache
 from rftcli.probe.lengths import overlong_text
 from rftcli.probe.overlap import Overlap, overlaps
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
+from rftcli.recipe.sections import PolicyModel
 from rftcli.rewards.spec import PartSpec
+from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.measure import Measured, MeasureJob, measure, raise_machine
 from rftcli.runtime.references import ReferenceFinding, check_references
 
@@ -58,14 +61,20 @@ def sets_of(loaded: LoadedRecipe) -> tuple[list[SetKey], list[SetKey]]:
     )
 
 
-def check_lengths(loaded: LoadedRecipe, model: str, folder: Path, problems: list[Problem], *, first_streamed: int) -> tuple[Measured, list[str]]:
+def check_lengths(
+    loaded: LoadedRecipe, model: ModelFacts, tokenizer_revision: str | None, folder: Path, problems: list[Problem], *, first_streamed: int
+) -> tuple[Measured, list[str]]:
     """Lengths of all prompts, and warnings about drops and cuts. Prompts that are refused, sets with nothing left and chat settings that do not
-    work are problems at their place."""
+    work are problems at their place. `tokenizer_revision`: of a tokenizer of its own."""
     train, held_out = sets_of(loaded)
+    policy = loaded.recipe.models.policy
     job = MeasureJob(
         data=data_plan(loaded.recipe),
-        model=model,
-        trust_remote_code=loaded.recipe.models.policy.trust_remote_code,
+        tokenizer=model.path if policy.tokenizer is None else resolved_model(policy.tokenizer),
+        revision=(model.revision or policy.revision) if policy.tokenizer is None else tokenizer_revision,
+        tokenizer_options=dict(policy.tokenizer_options),
+        add_tokens=tuple(policy.add_tokens),
+        trust_remote_code=policy.trust_remote_code,
         search_path=(str(folder),),
         first_streamed=first_streamed,
     )
@@ -73,9 +82,18 @@ def check_lengths(loaded: LoadedRecipe, model: str, folder: Path, problems: list
     raise_machine(known)
     places = {item.spec.name: item.place for item in (*held_out, *train)}
     for trouble in known.troubles:
-        where = places[trouble.name] if trouble.name is not None else "models.policy.chat" if "chat" in trouble.message else "models.policy.path"
+        where = places[trouble.name] if trouble.name is not None else _place_of(trouble.message, policy)
         problems.append(loaded.problem(where, trouble.message, hint=trouble.hint))
     return known, [text for facts in (*known.train, *known.eval) if (text := overlong_text(facts)) is not None]
+
+
+def _place_of(message: str, policy: PolicyModel) -> str:
+    """The key that a trouble of no data set is about."""
+    if "add_tokens" in message:
+        return "models.policy.add_tokens"
+    if "chat" in message:
+        return "models.policy.chat"
+    return "models.policy.path" if policy.tokenizer is None else "models.policy.tokenizer"
 
 
 def check_rows(loaded: LoadedRecipe, folder: Path, problems: list[Problem], *, first: int | None, first_streamed: int) -> list[str]:
@@ -126,13 +144,18 @@ def _findings(
 
 def _key_of_lengths(job: MeasureJob, folder: Path) -> tuple[Any, ...] | None:
     """None where it cannot be known whether something has changed: a model or data set of the hub, a python source."""
-    model = Path(job.model)
+    model = Path(job.tokenizer)
     files = [model] if model.is_file() else [path for pattern in TOKENIZER_FILES for path in sorted(model.glob(pattern))] if model.is_dir() else []
     template = job.data.chat.template
     if not files or (template is not None and "{" not in template):  # a template in a file of its own
         return None
     states = _states([SetKey(spec=spec, key=()) for spec in (*job.data.train, *job.data.eval)], folder)
-    return None if states is None else ("lengths", states, cache.file_states(files), job.data, job.trust_remote_code, job.first_streamed)
+    return None if states is None else ("lengths", states, cache.file_states(files), *_tokenizing(job), job.data, job.first_streamed)
+
+
+def _tokenizing(job: MeasureJob) -> tuple[Any, ...]:
+    """What makes another tokenizer of the same files."""
+    return dict(job.tokenizer_options), job.add_tokens, job.trust_remote_code
 
 
 def _states(items: Sequence[SetKey], folder: Path) -> list[cache.FileState] | None:

@@ -16,6 +16,7 @@ from rftcli.models.value import ValueModel, export_value_model, load_value_model
 from rftcli.plan.plan import CriticPlan
 from rftcli.protocols import World
 from rftcli.runtime.learner import DeepSpeedLearner
+from rftcli.runtime.models import fitted
 from rftcli.types import Batch
 
 CRITIC_FOLDER = "critic"
@@ -30,7 +31,8 @@ class CriticLearner(DeepSpeedLearner):
         return self.logprobs(batch, 1.0)[0]
 
 
-def make_critic(plan: CriticPlan, world: World, device: torch.device) -> CriticLearner:
+def make_critic(plan: CriticPlan, world: World, device: torch.device, tokenizer: Any) -> CriticLearner:
+    """`tokenizer`: the policy's, whose added tokens the critic reads too."""
     model = load_value_model(
         plan.model.path,
         head=plan.head,
@@ -39,7 +41,9 @@ def make_critic(plan: CriticPlan, world: World, device: torch.device) -> CriticL
         options=plan.model.options,
         trust_remote_code=plan.model.trust_remote_code,
         device=device,
+        revision=plan.model.revision,
     )
+    fitted(model, plan.model, tokenizer)
     return CriticLearner(ValueModel(model, gradient_checkpointing=plan.model.gradient_checkpointing), plan.learner, world, device, temperature=1.0)
 
 

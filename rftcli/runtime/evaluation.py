@@ -11,8 +11,9 @@ from rftcli.events import EvalDone, RunEnded, RunStarted
 from rftcli.models.load import eos_ids, load_tokenizer, num_parameters, pad_id
 from rftcli.plan.plan import Plan
 from rftcli.protocols import World
-from rftcli.runtime.build import device_of, load_model, make_answers, make_eval_scorer, make_eval_sets, make_sampler, search_paths
+from rftcli.runtime.build import device_of, make_answers, make_eval_scorer, make_eval_sets, make_sampler, search_paths
 from rftcli.runtime.emit import Emitter
+from rftcli.runtime.models import load_model, make_policy, make_tokenizer
 from rftcli.runtime.parts import PartFile
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
 from rftcli.stages.evaluate import evaluate
@@ -21,15 +22,19 @@ from rftcli.stages.evaluate import evaluate
 def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, emit: Emitter, *, checkpoint: str | None) -> None:
     """`checkpoint`: a checkpoint folder; None evaluates the model that the plan would train. Collective."""
     folder = None if checkpoint is None else Path(checkpoint)
-    path = plan.policy.path if folder is None else str(folder / "policy")
+    path = plan.policy.path if folder is None else str(folder / _weights(plan))
     shown = plan.policy.given if folder is None else path
     device = device_of(plan, int(os.environ.get("LOCAL_RANK", "0")))
     paths = search_paths(plan, folder)
-    tokenizer = load_tokenizer(path, trust_remote_code=plan.policy.trust_remote_code)
+    # a checkpoint holds what was made of it: adapter merged, vocabulary grown, weights unpacked
+    if folder is None:
+        tokenizer = make_tokenizer(plan.policy)
+    else:
+        tokenizer = load_tokenizer(path, trust_remote_code=plan.policy.trust_remote_code, options=plan.policy.tokenizer_options)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     sets = make_eval_sets(plan, builder, paths)
     scorer = make_eval_scorer(plan, paths)
-    model = load_model(plan.policy, device, path).eval()
+    model = (make_policy(plan.policy, device, tokenizer, emit)[0] if folder is None else load_model(plan.policy, device, path)).eval()
     sampler = make_sampler(
         plan, model, tokenizer, eos_ids(model.config, model.generation_config, tokenizer), pad_id(tokenizer), device, owns_weights=False
     )
@@ -48,3 +53,8 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     emit.emit(EvalDone(time=time.time(), attempt=attempt.number, step=emit.step, sets=found, seconds=seconds))
     emit.state("done", step=emit.step)
     emit.emit(RunEnded(time=time.time(), attempt=attempt.number, step=emit.step, status="done"))
+
+
+def _weights(plan: Plan) -> str:
+    """The folder of a checkpoint that is evaluated."""
+    return "ema" if plan.eval.weights == "ema" else "policy"

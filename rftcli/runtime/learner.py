@@ -7,17 +7,21 @@ by the number of ranks, here and nowhere else, and what is reduced is the sum. L
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import deepspeed
 import torch
+import torch.distributed as dist
 from deepspeed import zero
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from rftcli.algo.schedules import learning_rate
 from rftcli.errors import RftError
+from rftcli.models.lora import Adapter
 from rftcli.plan.plan import LearnerPlan
 from rftcli.protocols import LossFunction, StepOutcome, World
 from rftcli.runtime.optimizers import make_optimizer
@@ -51,13 +55,38 @@ def policy_inputs(batch: Batch) -> dict[str, Any]:
     return {name: getattr(batch, name) for name in names}
 
 
+class Companion(Protocol):
+    """Something that follows the weights and remembers tensors: it is saved and loaded with them."""
+
+    def updated(self) -> None:
+        """After every applied update."""
+
+    def save(self, directory: Path) -> None: ...
+
+    def load(self, directory: Path) -> None: ...
+
+
 class DeepSpeedLearner:
     """Learner and Policy at once around one module whose forward gives (log-probs, entropy).
 
-    `temperature`: the sampling temperature; log-probs in training are those of the distribution that was sampled from.
+    `temperature`: the sampling temperature; log-probs in training are those of the distribution that was sampled from. With an `adapter` only that
+    is trained, and `weights` are those of the model with the adapter merged in. `companions` go into checkpoints by name; one named `ema` is where
+    `weights("ema")` come from.
     """
 
-    def __init__(self, module: torch.nn.Module, plan: LearnerPlan, world: World, device: torch.device, *, temperature: float) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        plan: LearnerPlan,
+        world: World,
+        device: torch.device,
+        *,
+        temperature: float,
+        adapter: Adapter | None = None,
+    ) -> None:
+        self.adapter = adapter
+        self.companions: dict[str, Any] = {}
+        self._device = device
         self.plan = plan
         self.temperature = temperature
         self.version = 0
@@ -137,6 +166,8 @@ class DeepSpeedLearner:
         if applied:
             self.version += 1
             self._skipped_in_a_row = 0
+            for companion in self.companions.values():
+                companion.updated()
             return
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row > self.plan.skip_at_most:
@@ -147,26 +178,72 @@ class DeepSpeedLearner:
             )
 
     def weights(self, of: str = "live") -> Iterator[tuple[str, torch.Tensor]]:
-        """(name in the Hugging Face model, full tensor). Under ZeRO-3 every rank must go through to the end."""
-        assert of == "live", of
+        """(name in the Hugging Face model, full tensor); `of`: live, or ema for the running mean. Every rank must go through to the end."""
+        present = partial(self.present, of=of)
+        if self.adapter is not None:
+            yield from self.adapter.merged(present)
+            return
         for name, parameter in self.module.model.named_parameters():
-            if self.plan.zero_stage == 3:
-                with zero.GatheredParameters([parameter]):
-                    yield name, parameter.data.detach()
-            else:
+            with present([parameter]):
                 yield name, parameter.data.detach()
+
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are updated, by their names in the (wrapped) model."""
+        return {name: parameter for name, parameter in self.module.model.named_parameters() if parameter.requires_grad}
+
+    @contextmanager
+    def present(self, parameters: Sequence[torch.nn.Parameter], of: str = "live") -> Iterator[None]:
+        """Whole parameters: gathered if they are sharded, and with `of` ema holding the running mean for as long. Collective."""
+        gather = zero.GatheredParameters(list(parameters)) if self.plan.zero_stage == 3 else nullcontext()
+        with gather:
+            before = [parameter.data for parameter in parameters]
+            try:
+                if of != "live":
+                    self.companions[of].put_in(parameters)
+                yield
+            finally:
+                for parameter, data in zip(parameters, before, strict=True):
+                    parameter.data = data
+
+    def part(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """This rank's part of a parameter, flat; parts of all ranks are equally long, the last is padded. No collective: under ZeRO-3 it is what the
+        rank holds, else a slice."""
+        if self.plan.zero_stage == 3:
+            return parameter.ds_tensor.data
+        flat = parameter.data.reshape(-1)
+        length = -(-flat.numel() // self._world.size)
+        mine = flat[self._world.rank * length : (self._world.rank + 1) * length]
+        return torch.nn.functional.pad(mine, (0, length - mine.numel()))
+
+    def joined(self, part: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """The whole tensor that the ranks' parts make up, in the shape of the parameter, on the learner's device. Collective."""
+        part = part.to(self._device)
+        whole = part
+        if self._world.size > 1:
+            whole = torch.empty(part.numel() * self._world.size, dtype=part.dtype, device=part.device)
+            dist.all_gather_into_tensor(whole, part.contiguous())
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        return whole[: shape.numel()].view(shape)
 
     def save(self, directory: Path) -> None:
         """Raises OSError or RuntimeError where this rank's part could not be written, after the others have written theirs."""
         self._writer.failure = None
-        self.engine.save_checkpoint(str(directory), tag=TAG, save_latest=False)
+        # weights below an adapter never change: they are the model's own
+        self.engine.save_checkpoint(str(directory), tag=TAG, save_latest=False, exclude_frozen_parameters=self.adapter is not None)
+        for name, companion in self.companions.items():
+            try:
+                companion.save(directory / name)
+            except (OSError, RuntimeError) as error:
+                self._writer.failure = self._writer.failure or error
         if self._writer.failure is not None:
             raise self._writer.failure
 
     def load(self, directory: Path) -> None:
-        path, _ = self.engine.load_checkpoint(str(directory), tag=TAG)
+        path, _ = self.engine.load_checkpoint(str(directory), tag=TAG, load_module_strict=self.adapter is None)
         if path is None:
             raise RftError(f"DeepSpeed could not read {directory / TAG}")
+        for name, companion in self.companions.items():
+            companion.load(directory / name)
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"version": self.version, "skipped_in_a_row": self._skipped_in_a_row}
@@ -174,14 +251,3 @@ class DeepSpeedLearner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.version = int(state["version"])
         self._skipped_in_a_row = int(state["skipped_in_a_row"])
-
-
-class FrozenPolicy:
-    """A Policy that is never trained: the reference."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module.eval().requires_grad_(False)
-
-    def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.no_grad():
-            return self._module(**policy_inputs(batch), temperature=temperature)

@@ -51,6 +51,7 @@ def run(job: Job) -> str | None:
             )
         with watch.time("sync"):
             sampler.load(policy.weights(), policy.version)
+            job.follow(step)
         step_done(job, step, collected, credited, updates)
 
         if plan.evaluates(step):
@@ -62,7 +63,7 @@ def run(job: Job) -> str | None:
             return stop
         if job.early_stop.reached:
             break
-    job.export(job.run.final)
+    job.export_final()
     return None
 
 
@@ -91,7 +92,8 @@ def control_kl(job: Job, metrics: Mapping[str, Any], credited: Credited, *, comp
 
 def engine_agrees(metrics: Mapping[str, Any], plan: Plan) -> None:
     """Stop when engine and trainer are two different policies. Raises RftError on every rank alike."""
-    gap, allowed = metrics.get("sampler_logprob_gap"), SAMPLER_GAP[plan.policy.dtype]
+    rough = plan.policy.quantise is not None and plan.policy.quantise.bits == 8  # activations are rounded to scales that depend on other rows
+    gap, allowed = metrics.get("sampler_logprob_gap"), SAMPLER_GAP["bfloat16" if rough else plan.policy.dtype]
     if gap is not None and not gap["mean"] <= allowed:
         raise RftError(
             f"the engine's log-probs differ from the trainer's by {gap['mean']:.3g} nats a token on average (at most {allowed:g} is accepted)",
@@ -120,7 +122,7 @@ def save(job: Job, step: int) -> None:
             plan=job.written,
             learner=job.trained,
             registry=job.registry,
-            export=job.export_all,
+            export=job.export_checkpoint,
             reward_sources=reward_sources(job.plan),
             world=job.world,
         )

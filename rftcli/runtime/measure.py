@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import DataSpec
@@ -24,7 +25,11 @@ class MeasureJob:
     """Whose prompts, and for which tokenizer. Never written to disk: it holds what the environment says."""
 
     data: DataPlan
-    model: str
+    tokenizer: str
+    """Where its files lie."""
+    revision: str | None
+    tokenizer_options: Mapping[str, Any]
+    add_tokens: tuple[str, ...]
     trust_remote_code: bool
     search_path: tuple[str, ...]
     first_streamed: int
@@ -65,10 +70,14 @@ def measure_here(job: MeasureJob) -> Measured:
     """Imports torch."""
     from rftcli.data.prompts import PromptBuilder
     from rftcli.models.load import load_tokenizer
+    from rftcli.models.vocabulary import add_tokens
 
     paths = [Path(path) for path in job.search_path]
     try:
-        tokenizer = load_tokenizer(job.model, trust_remote_code=job.trust_remote_code)
+        tokenizer = load_tokenizer(
+            job.tokenizer, trust_remote_code=job.trust_remote_code, revision=job.revision, options=job.tokenizer_options
+        )
+        add_tokens(tokenizer, job.add_tokens)
         builder = PromptBuilder(tokenizer, job.data.chat, job.data.max_prompt_tokens, job.data.overlong_prompt, paths)
     except RftError as error:
         return Measured(train=(), eval=(), troubles=(_trouble(None, error),))

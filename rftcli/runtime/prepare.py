@@ -26,7 +26,7 @@ from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
 from rftcli.probe.lengths import LengthFacts
 from rftcli.probe.machine import machine_facts
-from rftcli.probe.model import model_facts
+from rftcli.probe.model import model_facts, tokenizer_commit
 from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
 from rftcli.recipe.paths import KeyPath, format_path
@@ -115,21 +115,24 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
     problems: list[Problem] = []
     scan, warnings = _scan(loaded, problems, first=None)
     try:
-        policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems)
+        policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems, loaded.recipe.models.policy.revision)
         reference = _reference(loaded, problems)
         critic = _critic(loaded, problems)
+        tokenizer = _tokenizer_and_adapter(loaded, problems)
     except MachineError:
         loaded.raise_problems(problems)  # what is wrong here and now comes before a hub that does not answer
         raise
     train_rows, lengths = scan.train_rows, ()
     if not problems:  # what cannot be read cannot be measured
         folder = _path(loaded).resolve().parent
-        measured, longer = checks.check_lengths(loaded, policy.path, folder, problems, first_streamed=STREAMED_ROWS_LOOKED_AT)
+        measured, longer = checks.check_lengths(
+            loaded, policy, tokenizer, folder, problems, first_streamed=STREAMED_ROWS_LOOKED_AT
+        )
         warnings += longer + checks.check_rows(loaded, folder, problems, first=None, first_streamed=STREAMED_ROWS_LOOKED_AT)
         lengths = (*measured.train, *measured.eval)
         if train_rows is not None and not problems:
             train_rows = sum(one.kept for one in measured.train)
-    facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=train_rows)
+    facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=train_rows, tokenizer_revision=tokenizer)
     plan = _compile(loaded, facts, reference, critic, problems)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
@@ -205,10 +208,10 @@ def _path(loaded: LoadedRecipe) -> Path:
     return loaded.path
 
 
-def _model(loaded: LoadedRecipe, key: str, path: str, problems: list[Problem]) -> ModelFacts:
+def _model(loaded: LoadedRecipe, key: str, path: str, problems: list[Problem], revision: str | None = None) -> ModelFacts:
     """Facts of the model at a key; when there is none, a problem at its place, and facts that say nothing."""
     try:
-        return model_facts(resolved_model(path))
+        return model_facts(resolved_model(path), revision)
     except UsageError as error:
         problems.append(loaded.problem(key, error.message, hint=error.hint))
         return ModelFacts(path=path)
@@ -228,6 +231,22 @@ def _critic(loaded: LoadedRecipe, problems: list[Problem]) -> ModelFacts | None:
     return None if critic is None or critic.from_ == "policy" else _model(loaded, "models.critic.from", critic.from_, problems)
 
 
+def _tokenizer_and_adapter(loaded: LoadedRecipe, problems: list[Problem]) -> str | None:
+    """The commit of a tokenizer of its own, if it lies on the hub. An adapter to go on from has to be one."""
+    policy = loaded.recipe.models.policy
+    start = None if policy.lora is None else policy.lora.start_from
+    if start is not None and start.startswith("/") and not (Path(start) / "adapter_config.json").is_file():
+        text = f"{start} holds no adapter (no adapter_config.json)"
+        problems.append(loaded.problem("models.policy.lora.start_from", text, hint="a checkpoint's `adapter/`, or what peft's save_pretrained wrote"))
+    if policy.tokenizer is None:
+        return None
+    try:
+        return tokenizer_commit(resolved_model(policy.tokenizer))
+    except UsageError as error:
+        problems.append(loaded.problem("models.policy.tokenizer", error.message, hint=error.hint))
+        return None
+
+
 def _compile(
     loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, critic: ModelFacts | None, problems: list[Problem]
 ) -> Plan | None:
@@ -241,6 +260,7 @@ def _compile(
             policy_path=_written_path(loaded, ("models", "policy", "path"), facts.model),
             reference_path=None if reference is None else _written_path(loaded, ("models", "reference", "from"), reference),
             critic=None if critic is None else replace(critic, path=_written_path(loaded, ("models", "critic", "from"), critic)),
+            reference_revision=None if reference is None else reference.revision,
         )
     except CompileError as error:
         problems += [loaded.problem(found.path, found.message, reason=found.reason, hint=found.hint) for found in error.problems]

@@ -234,6 +234,10 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
         "machine": {"host": platform.node(), "platform": platform.platform(), **to_data(prepared.machine)},
         "seed": plan.seed,
         "plan": plan_hash(plan),
+        "models": {
+            "policy": {"path": plan.policy.given, "revision": plan.policy.revision},
+            "reference": None if plan.reference is None else {"path": plan.reference.given, "revision": plan.reference.revision},
+        },
         "data": {} if prepared.data is None else {"train": _fingerprints(prepared.data.train), "eval": _fingerprints(prepared.data.eval)},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "user_rewards": sorted(

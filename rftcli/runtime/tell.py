@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from rftcli.algo.stats import Moments
 from rftcli.plan.plan import Plan
 from rftcli.protocols import World
+from rftcli.runtime.averaged import evaluate_weights
 from rftcli.runtime.parts import PartFile, merge_parts
 from rftcli.runtime.rundir import step_name, write_json
 from rftcli.stages.collect import Collected
 from rftcli.stages.credit import Credited
-from rftcli.stages.evaluate import evaluate
 from rftcli.stages.records import SampleRecord, length_metrics, records_of, reward_metrics, sample_line
 from rftcli.types import Update
 
@@ -109,9 +109,7 @@ def evaluated(job: Job, step: int) -> dict[str, Mapping[str, Any]]:
     """Evaluate every set; evals/step_N.samples.jsonl, then evals/step_N.json. Collective."""
     job.eval_scorer.step = step
     samples = PartFile(job.world, job.run.evals / f"{step_name(step)}.samples.jsonl")
-    sets = evaluate(
-        job.eval_sets, job.sampler, job.eval_scorer, job.plan, job.world, step=step, tick=job.emit.progress, write=samples.write, answers=job.answers
-    )
+    sets = evaluate_weights(job, step, samples.write)
     samples.merge()
     if job.world.rank == 0:
         write_json(job.run.evals / f"{step_name(step)}.json", {"step": step, "sets": sets})

@@ -58,6 +58,7 @@ def credit(
         _fill(everything, roles.policy, "old_logprobs", plan, world, pad_id=pad_id, device=device)
     if roles.reference is not None:
         _fill(everything, roles.reference, "reference_logprobs", plan, world, pad_id=pad_id, device=device)
+        roles.reference.sleep()
     if roles.critic is not None:
         fill_values(everything, roles.critic, plan, world, pad_id=pad_id, device=device)
     penalty = KlPenalty()

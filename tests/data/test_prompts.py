@@ -134,6 +134,14 @@ def test_options_reach_the_template(make_tokenizer: Make, make_row: Make) -> Non
     assert builder(tokenizer, options={"loud": False}).build(make_row(user("one")), 0).text == "<|user|>one</s><|assistant|>"
 
 
+def test_options_of_a_row_come_from_its_columns(make_tokenizer: Make, make_row: Make) -> None:
+    make = builder(make_tokenizer(template=CHATML), options={"loud": {"column": "shout"}})
+    assert make.build(make_row(user("one"), columns={"shout": True}), 0).text == "<|user|>one</s><|assistant|>!"
+    assert make.build(make_row(user("one"), columns={"shout": False}), 0).text == "<|user|>one</s><|assistant|>"
+    with pytest.raises(UsageError, match=r"there is no column `shout`, which `models.policy.chat.options.loud` asks for"):
+        make.build(make_row(user("one")), 0)
+
+
 @pytest.mark.parametrize(
     ("options", "template", "problem"),
     [

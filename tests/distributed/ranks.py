@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-LIMIT_SECONDS = 240
+LIMIT_SECONDS = 480
 
 
 Call = tuple[str, dict[str, Any]]
 """A function of `work.py` and its arguments beside the world."""
 
 
-def on_ranks(size: int, calls: Mapping[str, Call]) -> dict[str, list[Any]]:
-    """Every call on every rank, one after another in one launch: name -> results in rank order."""
+def on_ranks(size: int, calls: Mapping[str, Call], script: str = "work.py") -> dict[str, list[Any]]:
+    """Every call on every rank, one after another in one launch: name -> results in rank order. `script`: where the functions are."""
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(size):
@@ -30,7 +30,7 @@ def on_ranks(size: int, calls: Mapping[str, Call]) -> dict[str, list[Any]]:
                 **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_SIZE": str(size)},
                 **{"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
             }
-            command = [sys.executable, str(HERE / "work.py"), folder, json.dumps(calls)]
+            command = [sys.executable, str(HERE / script), folder, json.dumps(calls)]
             processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
         try:
             outputs = [process.communicate(timeout=LIMIT_SECONDS)[0] for process in processes]

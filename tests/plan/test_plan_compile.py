@@ -258,6 +258,14 @@ OTHER: dict[str, str] = {
     "models.policy.options": "{a: 1}", "models.policy.chat.template": "'{{ x }}'", "models.policy.chat.options": "{a: 1}",
     "models.policy.chat.system": "s", "models.policy.chat.prefill": "p", "models.policy.chat.score_prefill": "false",
     "models.reference.from": "org/ref",
+    "models.policy.revision": "v2", "models.policy.tokenizer": "org/words", "models.policy.tokenizer_options": "{use_fast: false}",
+    "models.policy.add_tokens": "[<plan>]", "models.policy.freeze": "['*.bias']",
+    "models.policy.quantise.bits": "8", "models.policy.quantise.kind": "fp4", "models.policy.quantise.nested": "true",
+    "models.policy.lora.rank": "8", "models.policy.lora.alpha": "16", "models.policy.lora.dropout": "0.1",
+    "models.policy.lora.targets": "[q_proj]", "models.policy.lora.save_also": "[lm_head]", "models.policy.lora.start_from": "org/adapter",
+    "models.policy.lora.options": "{use_dora: true}",
+    "models.policy.ema.decay": "0.9", "models.policy.ema.evaluate": "true", "models.policy.ema.export": "true", "eval.weights": "ema",
+    "models.reference.refresh.every": "5", "models.reference.refresh.mix": "0.5", "models.reference.offload": "true",
     "data.train[].path": "/u.jsonl", "data.train[].python": "'a:c'", "data.train[].options": "{n: 2}", "data.train[].limit": "3",
     "data.train[].label": "default", "data.train[].system": "s", "data.train[].columns.prompt": "q", "data.train[].columns.reference": "r",
     "data.train[].columns.label": "l", "data.train[].columns.id": "i", "data.train[].extract_reference": "'(.)'", "data.train[].as_chat": "true",
@@ -350,6 +358,8 @@ SETUP: dict[str, tuple[str, ...]] = {
     **{f"train.supervised.{key}": ("train.supervised={data: {path: /p.jsonl}}",) for key in (
         "data.path", "data.limit", "data.system", "data.as_chat", "data.columns.prompt", "data.columns.reference", "coefficient", "rows_per_update",
     )},
+    **{f"models.policy.quantise.{name}": ("models.policy.lora={}", "models.policy.quantise={}") for name in ("bits", "kind", "nested")},
+    "eval.weights": ("models.policy.ema={}",),
 }  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
 INSTEAD_OF: dict[str, str] = {
@@ -406,8 +416,20 @@ def test_updates_that_the_machine_or_the_policy_rules_out(
     assert problems_of(compiled, *sets, machine=gpus if on_gpu else cpu) == {path: message}
 
 
+def test_the_critics_optimizer_is_its_own(compiled: Compiled, gpus: MachineFacts) -> None:
+    plan = compiled(*PPO, "models.critic.optimizer.kind=adamw_8bit", machine=gpus)
+    assert plan.critic is not None and (plan.critic.learner.kind, plan.learner.kind) == ("adamw_8bit", "adamw")
+
+
+def test_a_critic_beside_an_adapter_is_trained_whole(compiled: Compiled, gpus: MachineFacts) -> None:
+    plan = compiled(*PPO, "models.policy={lora: {}, quantise: {}, ema: {}, dtype: bfloat16}", machine=gpus)
+    assert plan.critic is not None and plan.policy.lora is not None
+    model = plan.critic.model
+    assert (model.dtype, model.lora, model.quantise, model.ema) == ("float32", None, None, None)
+
+
 def test_a_compiled_model_is_refused_where_the_plan_chose_stage_3(compiled: Compiled, gpus: MachineFacts) -> None:
-    big = {"machine": gpus, "ranks": 8, "parameters": 20_000_000_000}
+    big = {"machine": gpus, "ranks": 8, "parameters": 14_000_000_000}
     assert set(problems_of(compiled, "train.compile=true", **big)) == {"train.compile"}
     assert compiled("train.compile=true", machine=gpus, ranks=8, parameters=1_000_000_000).learner.compile is True
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +214,33 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     path.write_text("not a model at all, only some words\n")
     with pytest.raises(UsageError, match="is not a whole GGUF file"):
         model_facts(str(path))
+
+
+CACHED = """
+import sys
+from rftcli.errors import UsageError
+from rftcli.probe.model import model_facts, tokenizer_commit
+for revision in (None, "v1", "{old}"):
+    facts = model_facts("org/tiny", revision)
+    print(facts.revision, facts.hidden)
+print(tokenizer_commit("org/tiny"), tokenizer_commit(sys.argv[1]))
+"""
+
+
+def test_a_revision_is_pinned_to_its_commit(tmp_path: Path) -> None:
+    """Branch, tag or nothing: the commit, here from the hub's cache on disk; a directory has none."""
+    old, new = "0" * 39 + "1", "0" * 39 + "2"
+    cache = tmp_path / "models--org--tiny"
+    for commit, hidden in ((old, 8), (new, 16)):
+        folder = cache / "snapshots" / commit
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": hidden}))
+        (folder / "tokenizer_config.json").write_text("{}")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(new)
+    (cache / "refs" / "v1").write_text(old)
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", CACHED.format(old=old), str(tmp_path)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[:4] == [f"{new} 16", f"{old} 8", f"{old} 8", f"{new} None"]

@@ -26,13 +26,33 @@ extends: []
 models:
   policy:
     path: org/model
+    revision: v1.0
+    tokenizer: org/tokenizer
+    tokenizer_options: {use_fast: false}
+    add_tokens: [<plan>]
     trust_remote_code: false
     dtype: float32
     attention: eager
+    quantise:
+      bits: 4
+      kind: fp4
+      nested: true
     dropout: 0.1
+    freeze: []
     gradient_checkpointing: true
     options: {low_cpu: true}
     router_loss: 0.01
+    lora:
+      rank: 8
+      alpha: 16
+      dropout: 0.1
+      targets: [q_proj, v_proj]
+      save_also: [embed_tokens]
+      options: {use_rslora: true}
+    ema:
+      decay: 0.9
+      evaluate: false
+      export: true
     chat:
       template: "{{ messages }}"
       options: {thinking: false}
@@ -41,6 +61,10 @@ models:
       score_prefill: false
   reference:
     from: other/model
+    refresh:
+      every: 5
+      mix: 0.5
+    offload: true
   critic:
     from: some/critic
     head: v_head
@@ -225,6 +249,7 @@ eval:
   max_new_tokens: 16
   pass_k: [1, 4]
   vote_k: [2]
+  weights: ema
   rewards:
 @REWARDS@samples:
   every: 2
@@ -245,7 +270,8 @@ track:
 """
 _REWARDS = FULL.split("\nrewards:\n", 1)[1].split("\nreward_shaping:", 1)[0] + "\n"
 FULL = FULL.replace("@REWARDS@", indent(_REWARDS, "  "))
-"""Every supported key but those that others exclude (`train.data_passes`, `rollout.structured`, `rollout.hf.batch_tokens`),
+"""Every supported key but those that others exclude (`train.data_passes`, `rollout.structured`, `rollout.hf.batch_tokens`,
+`models.policy.lora.start_from`),
 each with a value that is not its default where it has another."""
 
 Problems = Callable[..., list[Problem]]

@@ -69,7 +69,7 @@ def test_every_key_rule_and_code_has_a_page() -> None:
         assert explain(code).startswith(f"{code}\n\n  ")
     for pattern in KEYS:
         assert "Not yet supported: " in explain(pattern)
-    assert explain("models.policy.lora.rank") == "models.policy.lora.rank\n\n  Not yet supported: all parameters are trained.\n"
+    assert explain("models.teacher.path") == "models.teacher.path\n\n  Not yet supported: there is no distillation.\n"
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,12 @@ ADDED = {
     "train.supervised.data.columns",
     "train.supervised.data.columns.prompt",
     "train.supervised.data.columns.reference",
+    "models.policy.tokenizer_options",
+    "models.policy.add_tokens",
+    "models.policy.lora.options",
+    "models.policy.quantise.bits",
+    "models.policy.quantise.kind",
+    "models.policy.quantise.nested",
 }  # fmt: skip
 """Keys that this package adds to the language."""
 
@@ -303,5 +309,5 @@ def test_kinds_in_words(pattern: tuple[str, ...], words: str, bounds: tuple[str,
 def test_kinds_of_a_section_keep_its_order() -> None:
     section = key_table()[("models", "reference")].kind.section
     assert section is not None
-    assert list(fields_of(section)) == ["from"]
+    assert list(fields_of(section)) == ["from", "refresh", "offload"]
     assert isinstance(fields_of(section)["from"], Kind)

@@ -49,6 +49,7 @@ def misspellings(path: KeyPath) -> list[str]:
 
 
 EXCLUDED_BY_OTHERS = {
+    ("models", "policy", "lora", "start_from"),
     ("train", "data_passes"),
     ("rollout", "hf", "batch_tokens"),
     ("rollout", "structured"),

@@ -338,6 +338,57 @@ BREACHES = [
         "train.deepspeed.extra.overlap_comm",
         "`overlap_comm` is not passed on to DeepSpeed",
     ),
+    ("lora-options", ["models.policy.lora.options={r: 4}"], "models.policy.lora.options.r", "`r` is `models.policy.lora.rank` here"),
+    ("lora-options", ["models.policy.lora.options={use_dorra: true}"], "models.policy.lora.options.use_dorra", "LoRA has no option `use_dorra` here"),
+    (
+        "lora-options",
+        ["models.policy.lora.options={init_lora_weights: pissa}"],
+        "models.policy.lora.options.init_lora_weights",
+        "must be true, gaussian or orthogonal, got pissa",
+    ),
+    (
+        "lora-options",
+        ["models.policy.lora.options={use_dora: true}", "models.policy.quantise={}"],
+        "models.policy.lora.options.use_dora",
+        "has no exact merged form over quantised weights",
+    ),
+    ("lora-targets", ["models.policy.lora.targets=[]"], "models.policy.lora.targets", "names no module"),
+    ("lora-start", ["models.policy.lora={start_from: org/a, rank: 4}"], "models.policy.lora.rank", "has no effect with `start_from`"),
+    (
+        "lora-and-freeze",
+        ["models.policy.lora={}", "models.policy.freeze=['*']"],
+        "models.policy.freeze",
+        "has no effect with LoRA, which freezes all of the model's own weights",
+    ),
+    ("quantised", ["models.policy.quantise={}"], "models.policy.quantise", "needs `models.policy.lora`"),
+    (
+        "quantised",
+        ["models.policy={lora: {}, quantise: {}}", "train.deepspeed.zero_stage=3"],
+        "models.policy.quantise",
+        "does not go with `train.deepspeed.zero_stage: 3`",
+    ),
+    (
+        "quantised",
+        ["models.policy={path: m.gguf, lora: {}, quantise: {}}"],
+        "models.policy.quantise",
+        "does not go with a GGUF file, whose blocks are unpacked",
+    ),
+    ("quantised", ["models.policy={lora: {}, quantise: {bits: 8, kind: nf4}}"], "models.policy.quantise.kind", "has no effect with 8 bits"),
+    ("ema", ["eval.weights=ema"], "eval.weights", "`ema` needs `models.policy.ema`"),
+    (
+        "ema",
+        ["eval.weights=ema", "models.policy.ema.evaluate=true"],
+        "models.policy.ema.evaluate",
+        "evaluates the mean a second time: `eval.weights` is ema",
+    ),
+    ("revision", ["models.policy={path: 'builtin:quickstart', revision: v1}"], "models.policy.revision", "does not apply to builtin:quickstart"),
+    (
+        "own-arguments",
+        ["models.policy.tokenizer_options={revision: v1}"],
+        "models.policy.tokenizer_options.revision",
+        "has a key of its own: `models.policy.revision`",
+    ),
+    ("added-tokens", ["models.policy.add_tokens=[a, b, a]"], "models.policy.add_tokens[2]", "`a` is listed twice"),
 ]
 
 
@@ -394,6 +445,11 @@ def test_every_rule_is_broken_above() -> None:
         ["train.optimizer={min_lr: 1e-6, schedule: cosine}"],
         ["algorithm.advantage.std=batch"],
         ["algorithm.advantage={kind: rloo, normalise_std: false}"],
+        ["models.policy.lora={options: {use_dora: true, use_rslora: true, init_lora_weights: gaussian, exclude_modules: [o_proj]}}"],
+        ["models.policy.lora={targets: [], options: {target_parameters: [experts.gate_up_proj]}}"],
+        ["models.policy.lora={start_from: org/adapter, dropout: 0.1}"],
+        ["models.policy={lora: {}, quantise: {bits: 8}}", "train.deepspeed.zero_stage=2"],
+        ["models.policy={ema: {evaluate: true}, revision: main}"],
     ],
 )
 def test_what_is_fine(minimal: str, sets: list[str]) -> None:

@@ -117,7 +117,7 @@ def on_ranks(size: int, work: Callable[[ThreadWorld], Any]) -> list[Any]:
 
 
 class Table:
-    """A policy that is a table: the log-prob of a token is a number of its own, whatever came before it. Learner and Policy at once.
+    """A policy that is a table: the log-prob of a token is a number of its own, whatever came before it. Learner, Policy and Reference at once.
 
     `new` sets what the next updates see; without it the table's own numbers.
     """
@@ -129,6 +129,7 @@ class Table:
         self.seen: list[Batch] = []
         self.lasts: list[bool] = []
         self.steps = 0
+        self.naps = 0
         self._world = world
 
     def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,6 +139,12 @@ class Table:
 
     def values(self, batch: Batch) -> torch.Tensor:
         raise NotImplementedError("no critic")
+
+    def sleep(self) -> None:
+        self.naps += 1
+
+    def follow(self, step: int, learner: Any) -> None:
+        return None
 
     def backward(self, batch: Batch, loss: Any, last: bool) -> Mapping[str, torch.Tensor]:
         self.lasts.append(last)

@@ -94,20 +94,22 @@ def log_probs(made: SimpleNamespace, *sets: str, size: int = 1) -> list[Any]:
         mine = groups if world.size == 1 else [groups[:2], groups[2:]][world.rank]
         roles = Roles(policy=policy, reference=reference if "algorithm.kl.coefficient=0.1" in sets else None)
         found = credit(collected(mine[:1], mine[1:]), roles, plan, world, pad_id=0, device=made.cpu)
-        return [item for mini_batch in found.mini_batches for item in mini_batch], len(policy.seen), len(reference.seen), policy.table.grad
+        return [item for mini_batch in found.mini_batches for item in mini_batch], len(policy.seen), len(reference.seen), policy.table.grad, reference.naps
 
     return [work(SoloWorld())] if size == 1 else made.on_ranks(size, work)
 
 
 def test_no_pass_without_a_need(made: SimpleNamespace) -> None:
-    ((experiences, passes, reference_passes, _),) = log_probs(made)
-    assert passes == reference_passes == 0
+    ((experiences, passes, reference_passes, _, naps),) = log_probs(made)
+    assert passes == reference_passes == naps == 0
     assert all(item.old_logprobs is None and item.reference_logprobs is None for item in experiences)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_log_probs_land_at_their_own_tokens(made: SimpleNamespace, layout: str) -> None:
-    ((experiences, passes, reference_passes, gradient),) = log_probs(made, "batch.epochs=2", "algorithm.kl.coefficient=0.1", f"batch.layout={layout}")
+    sets = ("batch.epochs=2", "algorithm.kl.coefficient=0.1", f"batch.layout={layout}")
+    ((experiences, passes, reference_passes, gradient, naps),) = log_probs(made, *sets)
+    assert naps == 1  # it may leave the device once all passes are done
     assert passes == reference_passes == 3 and gradient is None  # six rows, two at a time, without gradient
     for item in experiences:
         tokens = item.token_ids[item.prompt_tokens :].double()

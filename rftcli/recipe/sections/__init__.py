@@ -14,7 +14,7 @@ from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, KlControl
 from rftcli.recipe.sections.base import Name, PathText, Section, Text
 from rftcli.recipe.sections.critic import CriticModel, CriticOptimizer
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, SetSampling, TrainSource
-from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceModel
+from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, Quantise, ReferenceModel, Refresh
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, Samples, Track, Wandb
@@ -63,11 +63,13 @@ __all__ = [
     "DataSource",
     "DeepSpeed",
     "EarlyStop",
+    "Ema",
     "Eval",
     "EvalSource",
     "HfEngine",
     "Kl",
     "KlController",
+    "Lora",
     "Loss",
     "Models",
     "NonFinite",
@@ -76,8 +78,10 @@ __all__ = [
     "PathText",
     "PolicyModel",
     "Precision",
+    "Quantise",
     "Recipe",
     "ReferenceModel",
+    "Refresh",
     "Reward",
     "RewardPart",
     "RewardShaping",

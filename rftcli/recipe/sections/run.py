@@ -25,6 +25,7 @@ class Eval(Section):
     vote_k: tuple[Count, ...] = Field(
         (), description="Values of k for maj@k, the score of the most frequent answer of k, each at most the samples per prompt."
     )
+    weights: Literal["live", "ema"] = Field("live", description="Weights that are evaluated: those of the last update, or their running mean.")
 
 
 class EarlyStop(Section):
