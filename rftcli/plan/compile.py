@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rftcli.plan.compile_algorithm import advantage_plan, loss_plan
+from rftcli.plan.compile_checkpoint import checkpoint_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_models import model_plan
 from rftcli.plan.compile_problems import CompileError, PlanProblem
@@ -17,7 +18,7 @@ from rftcli.plan.compile_rollout import check_lengths, rollout_plan
 from rftcli.plan.compile_run import eval_plan, track_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
 from rftcli.plan.facts import Facts
-from rftcli.plan.plan import CheckpointPlan, Plan, WorldPlan
+from rftcli.plan.plan import Plan, WorldPlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
@@ -60,6 +61,7 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
         name=name,
         seed=recipe.seed,
         steps=steps,
+        max_hours=recipe.train.max_hours,
         world=world,
         policy=policy,
         reference=reference,
@@ -71,7 +73,7 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
         batch=batch,
         learner=learner,
         eval=eval_plan(recipe),
-        checkpoint=CheckpointPlan(every=recipe.checkpoint.every, keep=recipe.checkpoint.keep, save_hf=recipe.checkpoint.save_hf),
+        checkpoint=checkpoint_plan(recipe),
         track=track_plan(recipe),
         notes=tuple(notes),
     )

@@ -73,7 +73,6 @@ KEYS: dict[str, str] = {
     "algorithm.kl.controller": "the coefficient is fixed",
     "batch.rollouts_per_update": "every rollout has its own updates",
     "batch.tokens_per_micro_batch": "use `micro_batch_size`",
-    "train.max_hours": "stop the run with Ctrl-C or SIGTERM: it writes a checkpoint",
     "train.precision": "master weights, gradients and sums are float32",
     "train.freeze_policy_steps": "the policy is trained from the first step",
     "train.offload": "use a higher `deepspeed.zero_stage`",
@@ -83,10 +82,6 @@ KEYS: dict[str, str] = {
     "eval.rewards": "evaluation uses the rewards of training",
     "eval.vote_k": "use `pass_k`",
     "eval.weights": "the live weights are evaluated",
-    "checkpoint.every_minutes": "use `every`, in steps",
-    "checkpoint.before_deadline": "use `every`, in steps",
-    "checkpoint.keep_best": "the newest are kept: use `keep`",
-    "checkpoint.trainer_state": "a checkpoint always holds the trainer's state",
     "profile": "there is no profiler",
 }
 """Pattern of a key -> what holds instead."""

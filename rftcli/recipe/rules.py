@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import data_rules
+from rftcli.recipe import checkpoint_rules, data_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -228,6 +228,16 @@ RULES: dict[str, Rule] = {
         about=("algorithm.advantage.std", "algorithm.advantage.normalise_std"),
         text="`std: batch` needs grpo with `normalise_std`.",
         check=_std_unused,
+    ),
+    "best-metric": Rule(
+        about=("checkpoint.keep_best.metric", "data.eval"),
+        text="The metric that picks the best checkpoints is one of an evaluation set.",
+        check=checkpoint_rules.best_metric,
+    ),
+    "nothing-to-save": Rule(
+        about=("checkpoint.trainer_state", "checkpoint.save_hf"),
+        text="A checkpoint holds the policy, the trainer's state, or both.",
+        check=checkpoint_rules.something_to_save,
     ),
 }
 """Code -> rule, in the order in which a recipe is read."""

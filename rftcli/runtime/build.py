@@ -28,6 +28,7 @@ from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime.clock import Stopwatch
+from rftcli.runtime.deadline import Boundary, TimeLimits
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.learner import DeepSpeedLearner, FrozenPolicy
 from rftcli.runtime.rundir import AttemptDir, RunDir
@@ -75,6 +76,7 @@ class Job:
     eos_ids: tuple[int, ...]
     registry: dict[str, Stateful]
     info: dict[str, Any]
+    limits: TimeLimits
     first_step: int = 1
 
     def export(self, directory: Path) -> None:
@@ -104,9 +106,9 @@ class Job:
         self.scorer.close()
         self.sampler.close()
 
-    def stop_reason(self) -> str | None:
-        """Agreed over ranks: what rank 0 sees counts for all."""
-        return self.world.gather(self.attempt.stop_reason() if self.world.rank == 0 else None)[0]
+    def step_over(self) -> Boundary:
+        """Does the run save, does it stop? Agreed over ranks: what rank 0 sees counts for all."""
+        return self.world.gather(self.limits.step_over(self.attempt.stop_reason()) if self.world.rank == 0 else None)[0]
 
 
 def device_of(plan: Plan, local_rank: int) -> torch.device:
@@ -180,8 +182,12 @@ def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:
         emit.log("the output head is more than a matrix: log-probs go through the model's own forward, which needs more memory")
 
 
-def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: torch.device, emit: Emitter, *, first_step: int) -> Job:
-    """Everything, on this rank. Cheap things first: a bad data set or reward is found before a model is loaded."""
+def build(
+    plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: torch.device, emit: Emitter, *, first_step: int, limits: TimeLimits,
+    weights: Path | None = None,
+) -> Job:  # fmt: skip
+    """Everything, on this rank. Cheap things first: a bad data set or reward is found before a model is loaded. `weights`: a policy to go on from
+    instead of the plan's (a checkpoint without the trainer's state)."""
     watch = Stopwatch()
     disable_progress_bar()
     paths = search_paths(plan)
@@ -196,7 +202,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
             emit.warn("overlong_prompts", f"data set `{name}`: {longer} ({plan.data.overlong_prompt})")
 
     torch.manual_seed(plan.seed)  # dropout, if any; sampling and order have keys of their own
-    model = load_model(plan.policy, device)
+    model = load_model(plan.policy, device, None if weights is None else str(weights))
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     pad = pad_id(tokenizer)
     policy = CausalPolicy(model, gradient_checkpointing=plan.policy.gradient_checkpointing)
@@ -222,5 +228,5 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
         plan=plan, run=run, attempt=attempt, world=world, device=device, emit=emit, watch=watch,
         roles=Roles(policy=learner, reference=reference), sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
-        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, first_step=first_step,
+        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, first_step=first_step,
     )  # fmt: skip

@@ -24,10 +24,13 @@ from typing import Any
 from rftcli.errors import ResumeError, RftError
 from rftcli.plan.plan import Plan, plan_hash, plan_to_json
 from rftcli.protocols import Learner, Stateful, World
+from rftcli.runtime.reshape import UnreadableError, load_trainer
+from rftcli.runtime.retention import prune
 from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, step_name, step_number, write_json, write_text
 
 UNFINISHED = ".writing_"
 """In front of the name of a checkpoint that is being written, or was when its run was killed."""
+FRESH_OPTIMIZER = "go on from its weights with a fresh optimizer: `rft resume RUN_DIR --accept`"
 BEFORE = "_before"
 """Behind the name of one that makes way for the same step of a later attempt."""
 
@@ -46,10 +49,11 @@ def save(
     """Write the checkpoint of `step`. Collective. Raises RftError on every rank when any rank could not write; older checkpoints are untouched."""
     target = run.checkpoints / step_name(step)
     fresh = target.with_name(UNFINISHED + target.name)
-    failure = _on_rank_zero(world, lambda: _begin(fresh))
+    failure = _on_rank_zero(world, lambda: _begin(fresh, with_trainer=plan.checkpoint.trainer_state))
     _agree(world, failure, fresh, target)
     try:
-        learner.save(fresh / "trainer")
+        if plan.checkpoint.trainer_state:
+            learner.save(fresh / "trainer")
         failure = None
     except OSError as error:
         failure = _describe(error)
@@ -66,18 +70,18 @@ def save(
     failure = _on_rank_zero(world, lambda: _finish(fresh, target, step, plan, registry, run, reward_sources))
     _agree(world, failure, fresh, target)
     if world.rank == 0:
-        prune(run, plan.checkpoint.keep)
+        prune(run, plan.checkpoint)
     return target
 
 
-def _begin(fresh: Path) -> None:
+def _begin(fresh: Path, *, with_trainer: bool) -> None:
     for left in sorted(fresh.parent.glob(f"{UNFINISHED}*")):
         named = left.with_name(left.name.removeprefix(UNFINISHED).removesuffix(BEFORE))
         if (left / COMMITTED).is_file() and not named.exists():
             left.rename(named)  # whole: the run was killed between two renames
         else:
             shutil.rmtree(left)  # a write that was cut short, of any step
-    (fresh / "trainer").mkdir(parents=True)
+    (fresh / "trainer" if with_trainer else fresh).mkdir(parents=True)
 
 
 def _finish(
@@ -159,30 +163,46 @@ def _sync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def prune(run: RunDir, keep: int) -> None:
-    """Keep the newest `keep` committed checkpoints (0: all). COMMITTED goes first, so a removal cut short leaves nothing half."""
-    if keep <= 0:
-        return
-    for old in run.committed_checkpoints()[:-keep]:
-        (old / COMMITTED).unlink()
-        shutil.rmtree(old, ignore_errors=True)  # what cannot be deleted is no reason to end a run
+def restore(
+    folder: Path,
+    *,
+    learner: Learner,
+    registry: Mapping[str, Stateful],
+    world: World,
+    accept: bool = False,
+    warn: Callable[[str, str], None] = lambda code, text: None,
+) -> int:
+    """Load everything that remembers; returns the step. Collective. Raises ResumeError when the folder is not a whole checkpoint of this plan.
 
-
-def restore(folder: Path, *, learner: Learner, registry: Mapping[str, Stateful]) -> int:
-    """Load everything that remembers; returns the step. Collective. Raises ResumeError when the folder is not a whole checkpoint of this plan."""
+    With `accept`, what a changed plan does not share with the checkpoint starts anew, each with a warning: data that changed, parts that are new.
+    """
     progress = read_progress(folder)
     states: dict[str, Any] = progress["state"]
-    if set(states) != set(registry):
+    if set(states) != set(registry) and not accept:
         raise ResumeError(
-            f"{folder} remembers {sorted(states)}, this version {sorted(registry)}", hint="resume with the version that wrote the checkpoint"
+            f"{folder} remembers {sorted(states)}, this plan needs {sorted(registry)}",
+            hint="resume with the version that wrote the checkpoint, or let the difference start anew: `rft resume RUN_DIR --accept`",
         )
     try:
-        learner.load(folder / "trainer")
-    except (OSError, RuntimeError, AssertionError, EOFError, RftError) as error:  # what torch and DeepSpeed say of a damaged or missing file
+        if (folder / "trainer").is_dir():
+            load_trainer(folder / "trainer", learner, world, written_by=int(progress["ranks"]))
+        elif not accept:
+            raise ResumeError(f"{folder} holds no trainer state (checkpoint.trainer_state was false)", hint=FRESH_OPTIMIZER)
+    except (OSError, RuntimeError, AssertionError, EOFError, UnreadableError) as error:  # what torch and DeepSpeed say of a damaged or missing file
         text = str(error).partition("\n")[0] or type(error).__name__
-        raise ResumeError(f"{folder}/trainer cannot be read: {text}", hint=_older(folder)) from error
+        raise ResumeError(f"{folder}/trainer cannot be read: {text}", hint=older(folder)) from error
     for name, item in registry.items():
-        item.load_state_dict(states[name])
+        if name not in states:
+            warn("starts_anew", f"the checkpoint does not remember `{name}`: it starts anew")
+            continue
+        try:
+            item.load_state_dict(states[name])
+        except ResumeError as error:
+            if not accept:
+                raise
+            warn("starts_anew", f"`{name}` starts anew: {error.message}")
+    for name in sorted(set(states) - set(registry)):
+        warn("left_behind", f"the checkpoint remembers `{name}`, which this plan does not have")
     return int(progress["step"])
 
 
@@ -192,13 +212,13 @@ def read_progress(folder: Path) -> dict[str, Any]:
     try:
         progress = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ResumeError(f"{folder}/progress.json cannot be read: {error}", hint=_older(folder)) from error
+        raise ResumeError(f"{folder}/progress.json cannot be read: {error}", hint=older(folder)) from error
     if not isinstance(progress, dict) or not {"step", "ranks", "state"} <= set(progress) or not isinstance(progress["state"], dict):
-        raise ResumeError(f"{folder}/progress.json is damaged", hint=_older(folder))
+        raise ResumeError(f"{folder}/progress.json is damaged", hint=older(folder))
     return progress
 
 
-def _older(folder: Path) -> str | None:
+def older(folder: Path) -> str | None:
     """The way out of a damaged checkpoint: the next older whole one."""
     run = RunDir(folder.parent.parent)
     older = [step_number(item) for item in run.committed_checkpoints() if item.name < folder.name]

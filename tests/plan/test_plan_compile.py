@@ -281,6 +281,9 @@ OTHER: dict[str, str] = {
     "eval.before_training": "false", "eval.every": "2", "eval.at_end": "false", "eval.temperature": "0.5", "eval.max_new_tokens": "7",
     "eval.pass_k": "[]",
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
+    "train.max_hours": "2", "checkpoint.every_minutes": "5", "checkpoint.before_deadline": "true", "checkpoint.deadline_margin_seconds": "9",
+    "checkpoint.keep_best.metric": "eval.test.pass@1", "checkpoint.keep_best.mode": "min", "checkpoint.keep_best.keep": "2",
+    "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false",
     "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",
     "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
 }  # fmt: skip
@@ -290,6 +293,7 @@ SETUP: dict[str, tuple[str, ...]] = {
     "data.eval.NAME.options": ("data.eval.test={path: null, python: 'a:b', options: {n: 1}}",),
     "data.eval.NAME.samples_per_prompt": ("eval.temperature=1",),
     "train.optimizer.min_lr": ("train.optimizer.schedule=linear",),
+    **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }
 """What has to stand in the recipe for the key to be allowed."""
 INSTEAD_OF: dict[str, str] = {

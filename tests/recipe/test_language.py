@@ -117,6 +117,11 @@ ADDED = {
     "data.eval.NAME.as_chat",
     "batch.layout",
     "rollout.hf.batch_rows",
+    "checkpoint.deadline_margin_seconds",
+    "checkpoint.keep_best.metric",
+    "checkpoint.keep_best.mode",
+    "checkpoint.keep_best.keep",
+    "checkpoint.max_gib",
 }
 """Keys that this package adds to the language."""
 

@@ -110,6 +110,19 @@ BREACHES = [
         "algorithm.advantage.std",
         "has no effect with `normalise_std: false`",
     ),
+    ("best-metric", ["checkpoint.keep_best.metric=eval.a.mean@1"], "checkpoint.keep_best.metric", "needs an evaluation set"),
+    (
+        "best-metric",
+        ["data.eval.e={path: b}", "checkpoint.keep_best.metric=eval.f.mean@1"],
+        "checkpoint.keep_best.metric",
+        "`eval.f.mean@1` is no metric of an evaluation set",
+    ),
+    (
+        "nothing-to-save",
+        ["checkpoint={trainer_state: false, save_hf: false}"],
+        "checkpoint.trainer_state",
+        "and `save_hf` are both false: a checkpoint would hold no weights",
+    ),
 ]
 
 

@@ -16,7 +16,7 @@ from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, T
 from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceModel
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
-from rftcli.recipe.sections.run import Checkpoint, Eval, Track, Wandb
+from rftcli.recipe.sections.run import Checkpoint, Eval, KeepBest, Track, Wandb
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Optimizer, Train
 
 
@@ -56,6 +56,7 @@ __all__ = [
     "Eval",
     "EvalSource",
     "HfEngine",
+    "KeepBest",
     "Kl",
     "Loss",
     "Models",
