@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.errors import ResumeError, RftError
+from rftcli.plan.memory import GIB
 from rftcli.plan.plan import Plan, plan_hash, plan_to_json
 from rftcli.protocols import Learner, Stateful, World
+from rftcli.runtime import disk
 from rftcli.runtime.reshape import UnreadableError, load_trainer
 from rftcli.runtime.retention import prune
 from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, step_name, step_number, write_json, write_text
@@ -49,8 +51,9 @@ def save(
     """Write the checkpoint of `step`. Collective. Raises RftError on every rank when any rank could not write; older checkpoints are untouched."""
     target = run.checkpoints / step_name(step)
     fresh = target.with_name(UNFINISHED + target.name)
-    failure = _on_rank_zero(world, lambda: _begin(fresh, with_trainer=plan.checkpoint.trainer_state))
-    _agree(world, failure, fresh, target)
+    need = disk.next_checkpoint_bytes(plan, run.committed_checkpoints())
+    failure = _on_rank_zero(world, lambda: _begin(fresh, need, with_trainer=plan.checkpoint.trainer_state))
+    _agree(world, failure, fresh, target, need)
     try:
         if plan.checkpoint.trainer_state:
             learner.save(fresh / "trainer")
@@ -60,7 +63,7 @@ def save(
     except RuntimeError as error:  # torch.save reports a full disk as RuntimeError
         first_line = str(error).partition("\n")[0]
         failure = f"a file could not be written whole (is the disk full?): {first_line}"
-    _agree(world, failure, fresh, target)
+    _agree(world, failure, fresh, target, need)
     if plan.checkpoint.save_hf:
         try:
             export(fresh / "policy")  # collective: gathers sharded weights; rank 0 writes
@@ -68,13 +71,13 @@ def save(
             _remove_half(world, fresh)
             raise
     failure = _on_rank_zero(world, lambda: _finish(fresh, target, step, plan, registry, run, reward_sources))
-    _agree(world, failure, fresh, target)
+    _agree(world, failure, fresh, target, need)
     if world.rank == 0:
         prune(run, plan.checkpoint)
     return target
 
 
-def _begin(fresh: Path, *, with_trainer: bool) -> None:
+def _begin(fresh: Path, need: int | None, *, with_trainer: bool) -> None:
     for left in sorted(fresh.parent.glob(f"{UNFINISHED}*")):
         named = left.with_name(left.name.removeprefix(UNFINISHED).removesuffix(BEFORE))
         if (left / COMMITTED).is_file() and not named.exists():
@@ -82,6 +85,9 @@ def _begin(fresh: Path, *, with_trainer: bool) -> None:
         else:
             shutil.rmtree(left)  # a write that was cut short, of any step
     (fresh / "trainer" if with_trainer else fresh).mkdir(parents=True)
+    free = disk.free_bytes(fresh)
+    if need is not None and free is not None and free < need:
+        raise OSError(errno.ENOSPC, "it would not fit", str(fresh))
 
 
 def _finish(
@@ -122,7 +128,7 @@ def _on_rank_zero(world: World, action: Callable[[], None]) -> str | None:
 
 
 def _describe(error: OSError) -> str:
-    if error.errno == errno.ENOSPC:
+    if error.errno in disk.FULL:
         return f"no space left on the disk ({error.filename or 'while writing'})"
     return f"{type(error).__name__}: {error}"
 
@@ -132,15 +138,16 @@ def _remove_half(world: World, fresh: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _agree(world: World, failure: str | None, fresh: Path, target: Path) -> None:
+def _agree(world: World, failure: str | None, fresh: Path, target: Path, need: int | None) -> None:
     """Raise on every rank alike when any of them failed. The half checkpoint is removed, so that the disk has room for a second try."""
     failures = [(rank, text) for rank, text in enumerate(world.gather(failure)) if text is not None]
     if not failures:
         return
     _remove_half(world, fresh)
     rank, text = failures[0]
+    room = "" if need is None else f"; a checkpoint takes about {need / GIB:.3g} GiB, {disk.free_text(target.parent)}"
     raise RftError(
-        f"the checkpoint {target.name} could not be written: rank {rank}: {text}",
+        f"the checkpoint {target.name} could not be written: rank {rank}: {text}{room}",
         hint=f"free space (`df -h {target.parent}`), then `rft resume {target.parent.parent}`: earlier checkpoints are whole",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from rftcli.errors import MachineError, RftError
@@ -59,7 +60,8 @@ def free_bytes(path: Path) -> int | None:
     while not there.exists() and there != there.parent:
         there = there.parent
     with contextlib.suppress(OSError):
-        return shutil.disk_usage(there).free
+        usage = shutil.disk_usage(there)
+        return usage.free if usage.total else None
     return None
 
 
@@ -77,6 +79,11 @@ def checkpoint_bytes(plan: Plan) -> int | None:
     policy = weights if plan.checkpoint.save_hf else 0
     master = 4 if plan.learner.zero_stage or weights < 4 else 0
     return parameters * (policy + (weights + master + 8 if plan.checkpoint.trainer_state else 0))
+
+
+def next_checkpoint_bytes(plan: Plan, before: Sequence[Path]) -> int | None:
+    """What the next checkpoint will need: as much as the newest of those `before`, or what the plan says; None if nothing is known."""
+    return size_of(before[-1]) if before else checkpoint_bytes(plan)
 
 
 def size_of(folder: Path) -> int:

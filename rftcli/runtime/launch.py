@@ -25,6 +25,7 @@ from rftcli.events import RunEnded, to_line
 from rftcli.observe.follow import Audience, follow
 from rftcli.plan.plan import Plan
 from rftcli.protocols import Observer
+from rftcli.runtime import disk
 from rftcli.runtime.rundir import AttemptDir, RunDir, State
 from rftcli.runtime.verdict import RankWatch, first_cause, first_exit_code
 
@@ -149,8 +150,12 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: RankWatch, stops: StopReque
         cause = f"ended at once on a second {stops.now}" if stops.now else first_cause(attempt, watch)
         state = replace(state, status="stopped" if stops.now else "failed", cause=cause)
         refused = not stops.now and first_exit_code(attempt) == EXIT_RESUME
-        run.write_state(before if refused and before is not None else state)
-        close_book(run, state)
+        try:
+            run.write_state(before if refused and before is not None else state)
+            close_book(run, state)
+        except OSError as error:  # a full disk may be why the run ended: its cause is still told
+            if not disk.is_full(error):
+                raise
         if refused:
             return Outcome(exit_code=EXIT_RESUME, state=state)
     if state.status == "done":

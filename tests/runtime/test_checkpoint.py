@@ -270,7 +270,7 @@ def test_a_million_steps_are_in_order(run: RunDir) -> None:
 FAILURES: dict[str, tuple[Callable[[Path, torch.Tensor], None], str]] = {
     "full device": (to_a_full_disk, "no space left on the disk"),
     "torch": (lambda path, value: torch.save(value, path), "unexpected pos"),
-    "plain write": (lambda path, value: path.write_bytes(value.numpy().tobytes()) and None, "OSError: [Errno 27] File too large"),
+    "plain write": (lambda path, value: path.write_bytes(value.numpy().tobytes()) and None, "no space left on the disk"),
 }
 
 
@@ -308,7 +308,7 @@ def test_deepspeeds_writer_waits_with_its_error(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_with_the_small_files(run: RunDir, plan: Plan) -> None:
     write(run, 5, plan, Weight(SoloWorld(), 1.0))
     learner = Weight(SoloWorld(), 1.0, write=lambda path, value: None)
-    with largest_file(200), pytest.raises(RftError, match=r"step_000010 could not be written.*File too large"):
+    with largest_file(200), pytest.raises(RftError, match=r"step_000010 could not be written.*no space left on the disk"):
         write(run, 10, plan, learner, export=lambda directory: directory.mkdir())
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_000005"]
 
