@@ -7,8 +7,8 @@ _rft() {
     return
   fi
   case "${COMP_WORDS[1]}" in
-    train) words="--set --run-dir --ranks --gpus --quiet --json --help" ;;
-    resume) words="--step --quiet --json --help" ;;
+    train) words="--set --run-dir --ranks --gpus --resume-or-start --smoke --quiet --json --help" ;;
+    resume) words="--set --step --accept --fork --ranks --gpus --smoke --quiet --json --help" ;;
     eval) words="--set --step --compare --run-dir --ranks --gpus --quiet --json --help" ;;
     validate-recipe) words="--set --ranks --gpus --json --help" ;;
     plan) words="--set --ranks --gpus --out --json --help" ;;

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rftcli.plan.compile_algorithm import advantage_plan, loss_plan
+from rftcli.plan.compile_checkpoint import checkpoint_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_models import model_plan
 from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
@@ -19,7 +20,7 @@ from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_pl
 from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, samples_plan, track_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
 from rftcli.plan.facts import Facts, ModelFacts
-from rftcli.plan.plan import CheckpointPlan, Plan, WorldPlan
+from rftcli.plan.plan import Plan, WorldPlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
@@ -80,6 +81,7 @@ def compile_plan(
         name=name,
         seed=recipe.seed,
         steps=steps,
+        max_hours=recipe.train.max_hours,
         world=world,
         policy=policy,
         reference=reference,
@@ -93,7 +95,7 @@ def compile_plan(
         eval=evaluation,
         early_stop=early_stop_plan(recipe),
         samples=samples_plan(recipe),
-        checkpoint=CheckpointPlan(every=recipe.checkpoint.every, keep=recipe.checkpoint.keep, save_hf=recipe.checkpoint.save_hf),
+        checkpoint=checkpoint_plan(recipe),
         track=track_plan(recipe),
         kl=kl_plan(recipe, notes),
         critic=critic_plan(recipe, policy, learner, batch, steps, critic),

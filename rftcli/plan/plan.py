@@ -275,9 +275,25 @@ class SamplesPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepBestPlan:
+    set: str
+    metric: str
+    """Of the set's evaluation: mean@1, pass@4, ..."""
+    highest: bool
+    """Is more better?"""
+    keep: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
     every: int
+    every_minutes: float | None
+    before_deadline: bool
+    deadline_margin_seconds: float
     keep: int
+    keep_best: KeepBestPlan | None
+    max_gib: float | None
+    trainer_state: bool
     save_hf: bool
 
 
@@ -292,6 +308,8 @@ class Plan:
     name: str
     seed: int
     steps: int
+    max_hours: float | None
+    """Of one attempt, from its start."""
     world: WorldPlan
     policy: ModelPlan
     reference: ModelPlan | None

@@ -60,12 +60,7 @@ KEYS: dict[str, str] = {
     "algorithm.loss.correction": "sampler and trainer are the same model in the engine `hf`",
     "algorithm.loss.entropy_coefficient": "there is no entropy term",
     "algorithm.loss.top_entropy_share": "all tokens are trained",
-    "train.max_hours": "stop the run with Ctrl-C or SIGTERM: it writes a checkpoint",
     "eval.weights": "the live weights are evaluated",
-    "checkpoint.every_minutes": "use `every`, in steps",
-    "checkpoint.before_deadline": "use `every`, in steps",
-    "checkpoint.keep_best": "the newest are kept: use `keep`",
-    "checkpoint.trainer_state": "a checkpoint always holds the trainer's state",
     "profile": "there is no profiler",
 }
 """Pattern of a key -> what holds instead."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import data_form_rules, data_rules, eval_rules, ppo_rules, rollout_rules, update_rules
+from rftcli.recipe import checkpoint_rules, data_form_rules, data_rules, eval_rules, ppo_rules, rollout_rules, update_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -317,6 +317,16 @@ RULES: dict[str, Rule] = {
         about=("train.supervised.data",),
         text="The supervised stream has exactly one of `path` and `python`, and options only with `python`.",
         check=ppo_rules.supervised_source,
+    ),
+    "best-metric": Rule(
+        about=("checkpoint.keep_best.metric", "data.eval"),
+        text="The metric that picks the best checkpoints is one of an evaluation set.",
+        check=checkpoint_rules.best_metric,
+    ),
+    "nothing-to-save": Rule(
+        about=("checkpoint.trainer_state", "checkpoint.save_hf"),
+        text="A checkpoint holds the policy, the trainer's state, or both.",
+        check=checkpoint_rules.something_to_save,
     ),
 }
 """Code -> rule, in the order in which a recipe is read."""

@@ -32,7 +32,8 @@ from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
-from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_critic
+from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_critic, saved_critic
+from rftcli.runtime.deadline import Boundary, TimeLimits
 from rftcli.runtime.early_stop import EarlyStop
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.kl_control import KlControl
@@ -96,6 +97,7 @@ class Job:
     kl: KlControl | None
     supervised: SupervisedStream | None
     info: dict[str, Any]
+    limits: TimeLimits
     first_step: int = 1
 
     def export(self, directory: Path) -> None:
@@ -152,9 +154,9 @@ class Job:
         """Where the loop ends: the plan's last step, or before its first where the run had ended early when its checkpoint was written."""
         return 0 if self.early_stop.reached else self.plan.steps
 
-    def stop_reason(self) -> str | None:
-        """Agreed over ranks: what rank 0 sees counts for all."""
-        return self.world.gather(self.attempt.stop_reason() if self.world.rank == 0 else None)[0]
+    def step_over(self) -> Boundary:
+        """Does the run save, does it stop? Agreed over ranks: what rank 0 sees counts for all."""
+        return self.world.gather(self.limits.step_over(self.attempt.stop_reason()) if self.world.rank == 0 else None)[0]
 
 
 def device_of(plan: Plan, local_rank: int) -> torch.device:
@@ -252,8 +254,12 @@ def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:
         emit.log("the output head is more than a matrix: log-probs go through the model's own forward, which needs more memory")
 
 
-def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: torch.device, emit: Emitter, *, first_step: int) -> Job:
-    """Everything, on this rank. Cheap things first: a bad data set or reward is found before a model is loaded."""
+def build(
+    plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: torch.device, emit: Emitter, *, first_step: int, limits: TimeLimits,
+    weights: Path | None = None,
+) -> Job:  # fmt: skip
+    """Everything, on this rank. Cheap things first: a bad data set or reward is found before a model is loaded. `weights`: a policy to go on from
+    instead of the plan's (a checkpoint without the trainer's state)."""
     watch = Stopwatch(peak_gib=partial(peak_gib, device) if device.type == "cuda" else None)
     disable_progress_bar()
     paths = search_paths(plan)
@@ -271,7 +277,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
             emit.warn("overlong_prompts", f"data set `{name}`: {longer} ({plan.data.overlong_prompt})")
 
     torch.manual_seed(plan.seed)  # dropout, if any; sampling and order have keys of their own
-    model = load_model(plan.policy, device)
+    model = load_model(plan.policy, device, None if weights is None else str(weights))
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     pad = pad_id(tokenizer)
     checkpointing, balance = plan.policy.gradient_checkpointing, plan.loss.router_coefficient > 0
@@ -286,7 +292,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
         sampler = make_sampler(plan, model, tokenizer, ends, pad, device, owns_weights=False)
     parameters = num_parameters(model)
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature)
-    critic = None if plan.critic is None else make_critic(plan.critic, world, device)
+    critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device)
     kl = None if plan.kl is None else KlControl(plan.kl)
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)
@@ -308,5 +314,5 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
         sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
-        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, first_step=first_step,
+        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, first_step=first_step,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -81,4 +82,5 @@ class Emitter:
             with self._lock:
                 if self._state.status == "running":
                     self._state = replace(self._state, heartbeat=time.time())
-                    self._run.write_state(self._state)
+                    with contextlib.suppress(OSError):  # a full disk: the next event says so; the next beat may find room
+                        self._run.write_state(self._state)

@@ -25,6 +25,7 @@ from rftcli.events import RunEnded, to_line
 from rftcli.observe.follow import Audience, follow
 from rftcli.plan.plan import Plan
 from rftcli.protocols import Observer
+from rftcli.runtime import disk
 from rftcli.runtime.rundir import AttemptDir, RunDir, State
 from rftcli.runtime.verdict import RankWatch, first_cause, first_exit_code
 
@@ -104,10 +105,11 @@ def rank_environment(plan: Plan, attempt: AttemptDir) -> dict[str, str]:
 
 
 class StopRequests:
-    """Ctrl-C and SIGTERM: the first asks the ranks to stop after this step, a second Ctrl-C ends them at once."""
+    """Ctrl-C and SIGTERM: the first asks the ranks to stop after this step, a second one ends them at once."""
 
     def __init__(self, attempt: AttemptDir) -> None:
-        self.now = False
+        self.now: str | None = None
+        """The signal that asked for an end at once."""
         self._attempt = attempt
         self._asked = False
 
@@ -124,14 +126,17 @@ class StopRequests:
                 signal.signal(number, handler)
 
     def _heard(self, number: int, frame: object) -> None:
-        if number == signal.SIGINT and self._asked:
-            self.now = True
+        word = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if self._asked and number != signal.SIGHUP:  # a terminal that closes may say so twice
+            self.now = word
             return
         self._asked = True
-        reason = "interrupt" if number == signal.SIGINT else "terminate"
-        self._attempt.request_stop(reason)
-        text = "stopping after this step with a checkpoint" + ("; Ctrl-C again ends it now" if number == signal.SIGINT else "")
-        os.write(2, f"\n{text}\n".encode())
+        try:
+            self._attempt.request_stop("interrupt" if number == signal.SIGINT else "terminate")
+        except OSError:  # a full disk: the ranks will not hear of it
+            self.now = word
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, f"\nstopping after this step with a checkpoint; {word} again ends it now\n".encode())
 
 
 def outcome(run: RunDir, attempt: AttemptDir, watch: RankWatch, stops: StopRequests, before: State | None) -> Outcome:
@@ -142,19 +147,23 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: RankWatch, stops: StopReque
     state = run.read_state()
     assert state is not None
     if state.status == "running":
-        cause = "ended at once on a second Ctrl-C" if stops.now else first_cause(attempt, watch)
+        cause = f"ended at once on a second {stops.now}" if stops.now else first_cause(attempt, watch)
         state = replace(state, status="stopped" if stops.now else "failed", cause=cause)
         refused = not stops.now and first_exit_code(attempt) == EXIT_RESUME
-        run.write_state(before if refused and before is not None else state)
-        close_book(run, state)
+        try:
+            run.write_state(before if refused and before is not None else state)
+            close_book(run, state)
+        except OSError as error:  # a full disk may be why the run ended: its cause is still told
+            if not disk.is_full(error):
+                raise
         if refused:
             return Outcome(exit_code=EXIT_RESUME, state=state)
     if state.status == "done":
         code = EXIT_OK
-    elif stops.now or (state.status == "stopped" and attempt.stop_reason() == "interrupt"):
+    elif stops.now == "Ctrl-C" or (state.status == "stopped" and not stops.now and attempt.stop_reason() == "interrupt"):
         code = EXIT_INTERRUPTED
-    elif state.status == "stopped":
-        code = EXIT_STOPPED
+    elif state.status == "stopped" and (not stops.now or run.committed_checkpoints()):
+        code = EXIT_STOPPED  # a scheduler may start it again
     else:
         code = EXIT_FAILED
     return Outcome(exit_code=code, state=state)

@@ -55,11 +55,11 @@ def run(job: Job) -> str | None:
 
         if plan.evaluates(step):
             held_out(job, step)
-        stop = job.stop_reason()
-        if plan.saves(step) or stop is not None or job.early_stop.reached:
+        due = job.step_over()
+        if plan.saves(step) or due.save or job.early_stop.reached:
             save(job, step)
-        if stop is not None and step < plan.steps:
-            return stop
+        if due.stop is not None and step < plan.steps:
+            return due.stop
         if job.early_stop.reached:
             break
     job.export(job.run.final)
@@ -125,4 +125,5 @@ def save(job: Job, step: int) -> None:
             world=job.world,
         )
     seconds = job.watch.clock() - start
+    job.limits.saved(seconds)
     job.emit.emit(CheckpointSaved(time=time.time(), attempt=job.emit.attempt, step=step, path=str(path), seconds=seconds))

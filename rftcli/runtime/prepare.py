@@ -70,6 +70,8 @@ class Prepared:
     warnings: tuple[str, ...]
     lengths: tuple[LengthFacts, ...] = ()
     """Prompts in tokens, training sets first."""
+    sets: tuple[str, ...] = ()
+    """As given on the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +94,11 @@ def recipe_path(given: Path) -> Path:
     raise UsageError(f"there is no file `{given}` and no shipped recipe of that name{meant}", hint=f"shipped recipes: {', '.join(names)}")
 
 
-def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
-    """The recipe, schema and cross-field rules checked. RecipeError with every problem."""
+def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> LoadedRecipe:
+    """The recipe, schema and cross-field rules checked. RecipeError with every problem. `text` takes the place of the file's own."""
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
-    loaded = load_recipe(recipe_path(given), sets=list(sets), known_rules=rules)
+    path = recipe_path(given) if text is None else given
+    loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text)
     loaded.raise_problems([*_reward_problems(loaded), *_form_problems(loaded)])
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
@@ -106,12 +109,12 @@ def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
     return loaded
 
 
-def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None) -> Prepared:
+def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None, text: str | None = None) -> Prepared:
     """A plan for this machine. `given` is a recipe, the name of a shipped one, or a plan.json."""
     machine = machine_at_hand(ranks, gpus)
     if given.suffix == ".json":
         return _prepared_plan(given, sets, machine, ranks, gpus)
-    loaded = load(given, sets)
+    loaded = load(given, sets, text=text)
     problems: list[Problem] = []
     scan, warnings = _scan(loaded, problems, first=None)
     try:
@@ -134,7 +137,7 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
     warnings += _few_prompts(plan, train_rows)
-    return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=tuple(warnings), lengths=lengths)
+    return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=tuple(warnings), lengths=lengths, sets=tuple(sets))
 
 
 def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None) -> Checked:

@@ -5,6 +5,7 @@ Joins the others, builds the plan, runs the loop, and writes down how it ended. 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -16,8 +17,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from rftcli.runtime import disk
 from rftcli.runtime.rundir import AttemptDir, RunDir
-from rftcli.runtime.verdict import process_start, record_failure
+from rftcli.runtime.verdict import process_start, record_failure, this_host
 
 PARENT_CHECK_SECONDS = 1.0
 
@@ -30,16 +32,20 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     logging.getLogger("rft").setLevel(logging.INFO)
     _leave_with_parent()
-    record = {"pid": os.getpid(), "started": process_start(os.getpid()), "time": time.time()}
+    record = {"pid": os.getpid(), "host": this_host(), "started": process_start(os.getpid()), "time": time.time()}
     _write(attempt.ranks / f"rank_{rank}.json", json.dumps(record))
+    reserve = disk.Reserve(attempt.failures / f".reserve_{rank}")
     try:
         _work(run, attempt, rank)
     except BaseException as error:
+        reserve.release()  # the disk may be full: this leaves room for the last words
         text = traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
         if not isinstance(error, SystemExit):
-            record_failure(attempt, rank, error, text)
+            record_failure(attempt, rank, disk.told(error, run.path), text)
         return 1
+    reserve.release()
     _write(attempt.ranks / f"rank_{rank}.done", "")
     return 0
 
@@ -81,17 +87,27 @@ def _work(run: RunDir, attempt: AttemptDir, rank: int) -> None:
 
 def _train(plan: Any, run: RunDir, attempt: AttemptDir, world: Any, emit: Any, job: dict[str, Any]) -> None:
     from rftcli.events import RunEnded
-    from rftcli.runtime import checkpoint, loop
+    from rftcli.runtime import checkpoint, loop, smoke
     from rftcli.runtime.build import build, device_of
+    from rftcli.runtime.deadline import TimeLimits
 
     step = int(job.get("step", 0))
     emit.state("running", step=step)
-    built = build(plan, run, attempt, world, device_of(plan, int(os.environ.get("LOCAL_RANK", "0"))), emit, first_step=step + 1)
-    if job.get("checkpoint"):
-        restored = checkpoint.restore(Path(job["checkpoint"]), learner=built.trained, registry=built.registry)
+    folder = Path(job["checkpoint"]) if job.get("checkpoint") else None
+    weights = None if folder is None or (folder / "trainer").is_dir() else folder / "policy"
+    limits = TimeLimits(plan.checkpoint, plan.max_hours, started=job.get("started"), deadline=job.get("deadline"))
+    device = device_of(plan, int(os.environ.get("LOCAL_RANK", "0")))
+    built = build(plan, run, attempt, world, device, emit, first_step=step + 1, limits=limits, weights=weights)
+    for code, text in job.get("warnings", ()):
+        emit.warn(code, text)
+    if folder is not None:
+        accept = bool(job.get("accept"))
+        restored = checkpoint.restore(folder, learner=built.trained, registry=built.registry, world=world, accept=accept, warn=emit.warn)
         assert restored == step, (restored, step)
     try:
         stopped = loop.run(built)
+        if job.get("full_length") and stopped is None:
+            emit.log(smoke.full_length(built, **job["full_length"]))
     finally:
         built.close()
     last = emit.step
@@ -131,6 +147,7 @@ def _write(path: Path, text: str) -> None:
 if __name__ == "__main__":
     # os._exit: a library's stuck thread or atexit hook must not keep a finished rank, and the GPU it holds, alive.
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

@@ -6,13 +6,15 @@ An error that only says "a peer is gone" is secondary: it names the rank that no
 from __future__ import annotations
 
 import json
+import platform
 import signal
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rftcli.runtime.rundir import AttemptDir
+from rftcli.runtime.rundir import DEAD_AFTER_SECONDS, AttemptDir, RunDir, State
 
 SECONDARY = (
     "Connection closed by peer",
@@ -85,6 +87,44 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def attempt_lives(attempt: AttemptDir) -> bool:
+    """Is any rank of the attempt still a process on this machine?"""
+    records = [record for path in attempt.ranks.glob("rank_*.json") if (record := _read(path)) is not None]
+    return any(_lives(int(record["pid"]), str(record["started"])) for record in records if record.get("host", this_host()) == this_host())
+
+
+def why_dead(run: RunDir, state: State) -> str | None:
+    """Why a run that says `running` is not; None: it runs, or says something else.
+
+    Where rank 0 is a process of this machine, its process decides, at once. Elsewhere the heartbeat does, by the clock of the file system that both
+    machines write to, not by theirs.
+    """
+    if state.status != "running":
+        return None
+    record = _read(run.attempt(state.attempt).ranks / "rank_0.json")
+    if record is not None and record.get("host", this_host()) == this_host():
+        return None if _lives(int(record["pid"]), str(record["started"])) else f"its process {record['pid']} is gone"
+    age = _file_age_seconds(run.state_file)
+    if age <= DEAD_AFTER_SECONDS:
+        return None
+    return f"no heartbeat for {age:.0f} s"
+
+
+def _file_age_seconds(path: Path) -> float:
+    """How long ago a file was written, both times taken from its file system where that can be written to."""
+    written = path.stat().st_mtime
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now_") as probe:
+            return Path(probe.name).stat().st_mtime - written
+    except OSError:  # a full disk, or somebody else's run
+        return time.time() - written
+
+
+def this_host() -> str:
+    """The name that tells the machines of a run apart."""
+    return platform.node()
 
 
 def _lives(pid: int, started: str) -> bool:

@@ -316,6 +316,9 @@ OTHER: dict[str, str] = {
     "train.early_stop.metric": "loss", "train.early_stop.patience": "9", "train.early_stop.mode": "min", "train.early_stop.min_delta": "0.1",
     "samples.every": "3", "samples.max": "8",
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
+    "train.max_hours": "2", "checkpoint.every_minutes": "5", "checkpoint.before_deadline": "true", "checkpoint.deadline_margin_seconds": "9",
+    "checkpoint.keep_best.metric": "eval.test.pass@1", "checkpoint.keep_best.mode": "min", "checkpoint.keep_best.keep": "2",
+    "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false",
     "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",
     "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
 }  # fmt: skip
@@ -350,6 +353,7 @@ SETUP: dict[str, tuple[str, ...]] = {
     **{f"train.supervised.{key}": ("train.supervised={data: {path: /p.jsonl}}",) for key in (
         "data.path", "data.limit", "data.system", "data.as_chat", "data.columns.prompt", "data.columns.reference", "coefficient", "rows_per_update",
     )},
+    **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
 INSTEAD_OF: dict[str, str] = {

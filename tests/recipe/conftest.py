@@ -171,6 +171,7 @@ batch:
   layout: packed
 train:
   steps: 100
+  max_hours: 2.5
   max_grad_norm: 0.5
   optimizer:
     kind: adamw
@@ -231,7 +232,16 @@ eval:
   max: 100
 checkpoint:
   every: 20
+  every_minutes: 30.0
+  before_deadline: true
+  deadline_margin_seconds: 120.0
   keep: 2
+  keep_best:
+    metric: eval.held_out.mean@4
+    mode: min
+    keep: 2
+  max_gib: 100.0
+  trainer_state: true
   save_hf: false
 track:
   tensorboard: true

@@ -175,7 +175,8 @@ def test_needed_keys_may_come_from_a_parent() -> None:
     assert needed["properties"]["rewards"] == {"additionalProperties": {"required": ["parts"]}}
     assert needed["properties"]["eval"] == {"properties": {"rewards": needed["properties"]["rewards"]}}
     assert needed["properties"]["train"] == {"properties": {"early_stop": {"required": ["metric"]}, "supervised": {"required": ["data"]}}}
-    assert set(needed["properties"]) == {"models", "data", "rewards", "train", "eval"}
+    assert needed["properties"]["checkpoint"] == {"properties": {"keep_best": {"required": ["metric"]}}}
+    assert set(needed["properties"]) == {"models", "data", "rewards", "train", "eval", "checkpoint"}
 
 
 def test_the_schema_may_list_reward_rules() -> None:

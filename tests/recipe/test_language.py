@@ -153,6 +153,11 @@ ADDED = {
     "train.supervised.data.columns",
     "train.supervised.data.columns.prompt",
     "train.supervised.data.columns.reference",
+    "checkpoint.deadline_margin_seconds",
+    "checkpoint.keep_best.metric",
+    "checkpoint.keep_best.mode",
+    "checkpoint.keep_best.keep",
+    "checkpoint.max_gib",
 }  # fmt: skip
 """Keys that this package adds to the language."""
 

@@ -338,6 +338,19 @@ BREACHES = [
         "train.deepspeed.extra.overlap_comm",
         "`overlap_comm` is not passed on to DeepSpeed",
     ),
+    ("best-metric", ["checkpoint.keep_best.metric=eval.a.mean@1"], "checkpoint.keep_best.metric", "needs an evaluation set"),
+    (
+        "best-metric",
+        ["data.eval.e={path: b}", "checkpoint.keep_best.metric=eval.f.mean@1"],
+        "checkpoint.keep_best.metric",
+        "`eval.f.mean@1` is no metric of an evaluation set",
+    ),
+    (
+        "nothing-to-save",
+        ["checkpoint={trainer_state: false, save_hf: false}"],
+        "checkpoint.trainer_state",
+        "and `save_hf` are both false: a checkpoint would hold no weights",
+    ),
 ]
 
 

@@ -17,7 +17,7 @@ from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, S
 from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceModel
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
-from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, Samples, Track, Wandb
+from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
 
@@ -66,6 +66,7 @@ __all__ = [
     "Eval",
     "EvalSource",
     "HfEngine",
+    "KeepBest",
     "Kl",
     "KlController",
     "Loss",
