@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rftcli.cli import talk
+from rftcli.cli import talk, where
 from rftcli.cli.train import Quiet, RunDirOption
 
 app = typer.Typer(add_completion=False)
@@ -20,6 +20,9 @@ def evaluate(
     run_dir: RunDirOption = None,
     ranks: talk.Ranks = None,
     gpus: talk.Gpus = None,
+    nodes: where.Nodes = None,
+    hostfile: where.Hostfile = None,
+    launcher: where.Launcher = None,
     quiet: Quiet = False,
     as_json: talk.Json = False,
 ) -> int:
@@ -27,7 +30,12 @@ def evaluate(
     from rftcli.cli.watch import finish, watchers
     from rftcli.runtime import start
 
-    job = start.evaluation(target, sets, run_dir, ranks=ranks, gpus=gpus)
-    talk.say(f"evaluating {job.what}\nrun directory: {job.run.path}")
-    outcome = start.evaluate(job, watchers(job.run, quiet=quiet or as_json))
-    return finish(job.run, outcome, as_json=as_json)
+    place = where.where(run_dir, ranks=ranks, gpus=gpus, nodes=nodes, hostfile=hostfile, launcher=launcher)
+    if place.follows:
+        return place.follow()
+    with place.leading():
+        place.check(run_dir or Path("runs"))
+        job = start.evaluation(target, sets, run_dir, ranks=ranks, gpus=gpus, several=place.several)
+        talk.say(f"evaluating {job.what}\nrun directory: {job.run.path}")
+        outcome = start.evaluate(job, watchers(job.run, quiet=quiet or as_json), place.way(job.plan))
+        return finish(job.run, outcome, as_json=as_json)

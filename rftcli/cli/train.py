@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rftcli.cli import talk
+from rftcli.cli import talk, where
 
 app = typer.Typer(add_completion=False)
 
@@ -22,6 +22,9 @@ def train(
     run_dir: RunDirOption = None,
     ranks: talk.Ranks = None,
     gpus: talk.Gpus = None,
+    nodes: where.Nodes = None,
+    hostfile: where.Hostfile = None,
+    launcher: where.Launcher = None,
     quiet: Quiet = False,
     as_json: talk.Json = False,
 ) -> int:
@@ -30,10 +33,15 @@ def train(
     from rftcli.runtime import prepare, start
 
     source = Path("quickstart") if recipe is None else recipe
-    prepared = prepare.prepare(source, sets, ranks=ranks, gpus=gpus)
-    for text in prepared.warnings:
-        talk.say(f"warning: {text}")
-    run = start.create(prepared, run_dir)
-    talk.say(f"{prepared.plan.batch.equation}\nrun directory: {run.path}")
-    outcome = start.train(run, prepared.plan, watchers(run, quiet=quiet or as_json))
-    return finish(run, outcome, as_json=as_json)
+    place = where.where(run_dir, ranks=ranks, gpus=gpus, nodes=nodes, hostfile=hostfile, launcher=launcher)
+    if place.follows:
+        return place.follow()
+    with place.leading():
+        place.check(run_dir or Path("runs"))
+        prepared = prepare.prepare(source, sets, ranks=ranks, gpus=gpus, several=place.several)
+        for text in prepared.warnings:
+            talk.say(f"warning: {text}")
+        run = start.create(prepared, run_dir)
+        talk.say(f"{prepared.plan.batch.equation}\nrun directory: {run.path}")
+        outcome = start.train(run, prepared.plan, watchers(run, quiet=quiet or as_json), place.way(prepared.plan))
+        return finish(run, outcome, as_json=as_json)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from rftcli.observe.files import read_json, write_json
 from rftcli.observe.numbers import flatten, flatten_evals, number
 from rftcli.observe.samples import first_samples
 from rftcli.observe.text import clean
+from rftcli.redact import redacted
 
 TABLE_ROWS = 16
 TABLE_CHARACTERS = 2000
@@ -38,8 +38,6 @@ INIT_SECONDS = 60.0
 """How long wandb may take to answer at the start."""
 COLUMNS = ("step", "draw", "sample", "label", "prompt", "completion", "reference", "reward", "advantage", "tokens", "finish")
 _TEXT_COLUMNS = ("label", "prompt", "completion", "reference", "finish")
-_SECRET_NAME = re.compile(r"(?i)(^|[_-])(key|token|secret|password|passwd|authorization|credentials?)$")
-_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 class Wandb:
@@ -102,15 +100,6 @@ class Wandb:
             return {}
         rows = [_row(event.step, sample) for sample in first_samples(self._run_dir, event.step, TABLE_ROWS)]
         return {"samples": self._table(columns=list(COLUMNS), data=rows)} if rows else {}
-
-
-def redacted(value: Any) -> Any:
-    """The same structure without secrets: text under a name such as `api_key` or `auth_token`, and the user part of URLs, become `***`."""
-    if isinstance(value, Mapping):
-        return {str(k): "***" if isinstance(v, str) and _SECRET_NAME.search(str(k)) else redacted(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redacted(item) for item in value]
-    return _USER_IN_URL.sub("***@", value) if isinstance(value, str) else value
 
 
 def _row(step: int, sample: Mapping[str, Any]) -> list[Any]:

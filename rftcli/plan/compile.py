@@ -14,7 +14,7 @@ from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_models import model_plan
 from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rollout import check_lengths, rollout_plan
-from rftcli.plan.compile_run import eval_plan, track_plan
+from rftcli.plan.compile_run import eval_plan, launch_plan, profile_plan, track_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
 from rftcli.plan.facts import Facts
 from rftcli.plan.plan import CheckpointPlan, Plan, WorldPlan
@@ -35,7 +35,8 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
         ranks=facts.ranks,
         device=device,
         backend="nccl" if device == "cuda" else "gloo",
-        threads_per_rank=max(1, facts.machine.cores // max(1, facts.ranks)),
+        threads_per_rank=max(1, facts.machine.cores // max(1, facts.ranks // facts.nodes)),
+        nodes=facts.nodes,
     )
     policy = model_plan(recipe, facts, device, policy_path)
     needs_reference = recipe.algorithm.kl.coefficient != 0.0
@@ -72,6 +73,8 @@ def compile_plan(recipe: Recipe, facts: Facts, *, name: str, search_path: str, p
         learner=learner,
         eval=eval_plan(recipe),
         checkpoint=CheckpointPlan(every=recipe.checkpoint.every, keep=recipe.checkpoint.keep, save_hf=recipe.checkpoint.save_hf),
-        track=track_plan(recipe),
+        track=track_plan(recipe, search_path),
+        launch=launch_plan(recipe),
+        profile=profile_plan(recipe),
         notes=tuple(notes),
     )

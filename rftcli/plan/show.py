@@ -14,7 +14,7 @@ def plan_text(plan: Plan) -> str:
     rows = [
         ("plan", f"{plan.name}  {plan_hash(plan)}"),
         ("run", f"{plan.steps} steps, seed {plan.seed}"),
-        ("ranks", f"{plan.world.ranks} x {plan.world.device} ({plan.world.backend}), {plan.world.threads_per_rank} threads each"),
+        ("ranks", f"{plan.world.ranks} x {plan.world.device} ({plan.world.backend}){_nodes(plan)}, {plan.world.threads_per_rank} threads each"),
         ("policy", f"{plan.policy.given}, {_count(parameters)} parameters, {plan.policy.dtype}, attention {plan.policy.attention}"),
         ("reference", "none needed" if plan.reference is None else plan.reference.given),
         ("batch", plan.batch.equation),
@@ -35,6 +35,11 @@ def plan_text(plan: Plan) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
     return "\n".join([*lines, *(f"note: {text}" for text in plan.notes)])
+
+
+def _nodes(plan: Plan) -> str:
+    nodes = plan.world.nodes
+    return "" if nodes == 1 else f" on {nodes} nodes of {plan.world.ranks // nodes}"
 
 
 def _count(parameters: int | None) -> str:

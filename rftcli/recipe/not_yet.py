@@ -87,7 +87,6 @@ KEYS: dict[str, str] = {
     "checkpoint.before_deadline": "use `every`, in steps",
     "checkpoint.keep_best": "the newest are kept: use `keep`",
     "checkpoint.trainer_state": "a checkpoint always holds the trainer's state",
-    "profile": "there is no profiler",
 }
 """Pattern of a key -> what holds instead."""
 
@@ -106,6 +105,7 @@ VALUES: dict[str, dict[str, str]] = {
         ("rloo_sequence", "gspo", "gmpo", "cispo", "sapo", "cpg", "clip_cov", "kl_cov", "reinforce", "dro"), "use ppo_clip"
     ),
     "algorithm.kl.place": {"reward": "use loss"},
+    "profile.tool": dict.fromkeys(("nsys", "memory"), "use torch, or start the whole command under the tool: `nsys profile rft train ...`"),
 }
 """Pattern of a key -> value -> what to use instead."""
 

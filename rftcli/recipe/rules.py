@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import data_rules
+from rftcli.recipe import data_rules, launch_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -228,6 +228,12 @@ RULES: dict[str, Rule] = {
         about=("algorithm.advantage.std", "algorithm.advantage.normalise_std"),
         text="`std: batch` needs grpo with `normalise_std`.",
         check=_std_unused,
+    ),
+    "launch-environment": Rule(
+        about=("launch.env",), text="The environment in a recipe holds no secrets and nothing that a launcher sets.", check=launch_rules.environment
+    ),
+    "traced-steps": Rule(
+        about=("profile.steps", "train.steps"), text="A step that is traced has to be reached.", check=launch_rules.traced_steps
     ),
 }
 """Code -> rule, in the order in which a recipe is read."""

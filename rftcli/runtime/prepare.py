@@ -92,11 +92,20 @@ def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
     return loaded
 
 
-def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None) -> Prepared:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Several:
+    """Ranks on several machines, or of a launcher that has started them already."""
+
+    ranks: int
+    nodes: int
+    per_node: int
+
+
+def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None, several: Several | None = None) -> Prepared:
     """A plan for this machine. `given` is a recipe, the name of a shipped one, or a plan.json."""
-    machine = machine_at_hand(ranks, gpus)
+    machine = machine_at_hand(ranks, gpus, several)
     if given.suffix == ".json":
-        return _prepared_plan(given, sets, machine, ranks, gpus)
+        return _prepared_plan(given, sets, machine, ranks, gpus, several)
     loaded = load(given, sets)
     problems: list[Problem] = []
     scan, warnings = _scan(loaded, problems, first=None)
@@ -106,7 +115,8 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
     except MachineError:
         loaded.raise_problems(problems)  # what is wrong here and now comes before a hub that does not answer
         raise
-    facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=scan.train_rows)
+    here = Several(ranks=ranks or gpus or machine.gpus or 1, nodes=1, per_node=1) if several is None else several
+    facts = Facts(machine=machine, model=policy, ranks=here.ranks, nodes=here.nodes, train_rows=scan.train_rows)
     plan = _compile(loaded, facts, reference, problems)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
@@ -135,10 +145,12 @@ def _listed(numbers: list[int]) -> str:
     return shown if len(numbers) <= 8 else f"{shown}, ... {numbers[-1]}"
 
 
-def machine_at_hand(ranks: int | None, gpus: int | None) -> MachineFacts:
+def machine_at_hand(ranks: int | None, gpus: int | None, several: Several | None = None) -> MachineFacts:
     """This machine, without its GPUs when `ranks` asks for the CPU. MachineError when it has fewer than `gpus`."""
     _refuse_both(ranks, gpus)
     machine = machine_facts(use_gpus=ranks is None)
+    if several is not None and 0 < machine.gpus < several.per_node:
+        raise MachineError(f"{several.per_node} ranks a node, but this machine has {machine.gpus} GPUs", hint="one rank a GPU; --ranks N runs on the CPU")
     if gpus is not None and machine.gpus < gpus:
         raise MachineError(f"--gpus {gpus}, but this machine has {machine.gpus}", hint="`nvidia-smi` lists them; --ranks N runs on the CPU")
     return machine
@@ -149,7 +161,9 @@ def _refuse_both(ranks: int | None, gpus: int | None) -> None:
         raise UsageError("--ranks is for the CPU and --gpus for GPUs: give one of them")
 
 
-def _prepared_plan(given: Path, sets: Sequence[str], machine: MachineFacts, ranks: int | None, gpus: int | None) -> Prepared:
+def _prepared_plan(
+    given: Path, sets: Sequence[str], machine: MachineFacts, ranks: int | None, gpus: int | None, several: Several | None
+) -> Prepared:
     if sets:
         raise UsageError("--set changes a recipe; a plan is finished", hint="`rft plan RECIPE --set ... --out plan.json` makes another one")
     try:
@@ -162,7 +176,12 @@ def _prepared_plan(given: Path, sets: Sequence[str], machine: MachineFacts, rank
             f"the plan is for {plan.world.ranks} x {plan.world.device}, {ranks or gpus} x {asked} were asked for",
             hint="plan again: `rft plan RECIPE --ranks N --out ...`",
         )
-    if plan.world.device == "cuda" and machine.gpus < plan.world.ranks:
+    nodes = 1 if several is None else several.nodes
+    if nodes != plan.world.nodes or (several is not None and several.ranks != plan.world.ranks):
+        raise UsageError(
+            f"the plan is for {plan.world.ranks} ranks on {plan.world.nodes} nodes", hint="plan again with the same --nodes or --hostfile"
+        )
+    if plan.world.device == "cuda" and machine.gpus < plan.world.ranks // nodes:
         raise MachineError(
             f"the plan is for {plan.world.ranks} GPUs, this machine has {machine.gpus}", hint="plan again on this machine: `rft plan RECIPE`"
         )

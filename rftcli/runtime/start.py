@@ -21,12 +21,14 @@ from rftcli.plan.plan import Plan, plan_from_json, plan_hash, plan_to_json
 from rftcli.probe.data import DataFacts
 from rftcli.protocols import Observer
 from rftcli.recipe.schema import resolved_yaml
+from rftcli.redact import known_values, redacted_arguments
 from rftcli.runtime import prepare
 from rftcli.runtime.checkpoint import read_progress
 from rftcli.runtime.launch import Outcome, launch
-from rftcli.runtime.prepare import Prepared
+from rftcli.runtime.prepare import Prepared, Several
 from rftcli.runtime.rundir import COMMITTED, AttemptDir, RunDir, step_name, step_number, write_json, write_text
 from rftcli.runtime.verdict import process_start
+from rftcli.runtime.ways import Way
 
 PACKAGES = ("torch", "transformers", "deepspeed", "pydantic", "safetensors", "tokenizers", "numpy")
 
@@ -44,9 +46,9 @@ def create(prepared: Prepared, run_dir: Path | None) -> RunDir:
     return run
 
 
-def train(run: RunDir, plan: Plan, observers: Sequence[Observer]) -> Outcome:
+def train(run: RunDir, plan: Plan, observers: Sequence[Observer], way: Way | None = None) -> Outcome:
     with run.locked():
-        return launch(run, _attempt(run, plan), plan, job={"mode": "train", "step": 0, "checkpoint": None}, observers=observers)
+        return launch(run, _attempt(run, plan), plan, job={"mode": "train", "step": 0, "checkpoint": None}, observers=observers, way=way)
 
 
 def _attempt(run: RunDir, plan: Plan) -> AttemptDir:
@@ -124,22 +126,31 @@ def _checkpoint(run: RunDir, step: int | None) -> Path | None:
 
 
 def _alive(attempt: AttemptDir) -> bool:
-    """Is any rank of the attempt still a process on this machine?"""
+    """Is any rank of the attempt still a process on this machine, or one on another that has said something lately?"""
+    state = attempt.run.read_state()
     for path in attempt.ranks.glob("rank_*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
-        if process_start(int(record["pid"])) == record["started"]:
+        if record.get("host", platform.node()) != platform.node():
+            if state is not None and state.status == "running" and state.attempt == attempt.number and not state.looks_dead:
+                return True
+        elif process_start(int(record["pid"])) == record["started"]:
             return True
     return False
 
 
-def resume(run: RunDir, resumption: Resumption, observers: Sequence[Observer]) -> Outcome:
+def resume(run: RunDir, resumption: Resumption, observers: Sequence[Observer], way: Way | None = None, several: Several | None = None) -> Outcome:
+    """`several` where the ranks are not on this machine alone: as many as before, on any number of nodes."""
     plan = resumption.plan
+    nodes = 1 if several is None else several.nodes
+    if several is not None and several.ranks != plan.world.ranks:
+        raise ResumeError(f"the run has {plan.world.ranks} ranks, {several.ranks} were asked for", hint=f"start {plan.world.ranks} of them")
+    plan = replace(plan, world=replace(plan.world, nodes=nodes))
     checkpoint = None if resumption.checkpoint is None else str(resumption.checkpoint)
     job = {"mode": "train", "step": resumption.step, "checkpoint": checkpoint}
     with run.locked():
         if run.last_attempt() != resumption.last_attempt:
             raise ResumeError(f"{run.path} was gone on with by another command just now", hint=f"`rft status {run.path}`")
-        return launch(run, _attempt(run, plan), plan, job=job, observers=observers)
+        return launch(run, _attempt(run, plan), plan, job=job, observers=observers, way=way)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +162,9 @@ class EvalJob:
     what: str
 
 
-def evaluation(target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks: int | None, gpus: int | None) -> EvalJob:
+def evaluation(
+    target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks: int | None, gpus: int | None, several: Several | None = None
+) -> EvalJob:
     """What to evaluate and where its results go: always a directory of its own."""
     if target.is_dir():
         folder = _checkpoint_of(target)
@@ -161,11 +174,11 @@ def evaluation(target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks
                 hint=f"other data or settings: `rft eval RECIPE --set models.policy.path={folder / 'policy'} --set ...`",
             )
         plan = _saved_plan(folder / "plan.json")
-        machine = prepare.machine_at_hand(ranks, gpus)
-        plan = replace(plan, world=_world_here(plan, machine, ranks, gpus))
+        machine = prepare.machine_at_hand(ranks, gpus, several)
+        plan = replace(plan, world=_world_here(plan, machine, ranks, gpus, several))
         step, what, prepared = int(read_progress(folder)["step"]), str(folder), None
     else:
-        prepared = prepare.prepare(target, sets, ranks=ranks, gpus=gpus)
+        prepared = prepare.prepare(target, sets, ranks=ranks, gpus=gpus, several=several)
         plan, folder, step, what = prepared.plan, None, 0, f"the untrained model of {target}"
     if not plan.data.eval:
         raise UsageError(f"{target} has no evaluation sets", hint="name one under data.eval of the recipe")
@@ -177,13 +190,14 @@ def evaluation(target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks
     return EvalJob(run=run, plan=plan, checkpoint=folder, step=step, what=what)
 
 
-def _world_here(plan: Plan, machine: Any, ranks: int | None, gpus: int | None) -> Any:
+def _world_here(plan: Plan, machine: Any, ranks: int | None, gpus: int | None, several: Several | None) -> Any:
     """The checkpoint's plan on the machine at hand: as many ranks as asked for, else as it was trained with."""
     device = "cuda" if machine.gpus else "cpu"
     count = ranks or gpus or (min(machine.gpus, plan.world.ranks) if machine.gpus else plan.world.ranks)
-    return replace(
-        plan.world, ranks=count, device=device, backend="nccl" if device == "cuda" else "gloo", threads_per_rank=max(1, machine.cores // count)
-    )
+    count, nodes = (count, 1) if several is None else (several.ranks, several.nodes)
+    threads = max(1, machine.cores // max(1, count // nodes))
+    backend = "nccl" if device == "cuda" else "gloo"
+    return replace(plan.world, ranks=count, nodes=nodes, device=device, backend=backend, threads_per_rank=threads)
 
 
 def _checkpoint_of(target: Path) -> Path:
@@ -201,10 +215,10 @@ def _checkpoint_of(target: Path) -> Path:
     )
 
 
-def evaluate(job: EvalJob, observers: Sequence[Observer]) -> Outcome:
+def evaluate(job: EvalJob, observers: Sequence[Observer], way: Way | None = None) -> Outcome:
     checkpoint = None if job.checkpoint is None else str(job.checkpoint)
     return launch(
-        job.run, _attempt(job.run, job.plan), job.plan, job={"mode": "eval", "step": job.step, "checkpoint": checkpoint}, observers=observers
+        job.run, _attempt(job.run, job.plan), job.plan, job={"mode": "eval", "step": job.step, "checkpoint": checkpoint}, observers=observers, way=way
     )
 
 
@@ -214,7 +228,7 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
 
     plan = prepared.plan
     return {
-        "argv": sys.argv,
+        "argv": redacted_arguments(sys.argv, known_values(os.environ)),
         "version": __version__,
         "git": _git_sha(),
         "python": platform.python_version(),

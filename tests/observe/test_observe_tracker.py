@@ -17,7 +17,8 @@ from rftcli.events import EvalDone, RunEnded, RunStarted
 from rftcli.observe.follow import Audience
 from rftcli.observe.samples import first_samples
 from rftcli.observe.tracker import close_within
-from rftcli.observe.wandb import COLUMNS, TABLE_CHARACTERS, TABLE_ROWS, TABLES, redacted
+from rftcli.observe.wandb import COLUMNS, TABLE_CHARACTERS, TABLE_ROWS, TABLES
+from rftcli.redact import redacted
 
 LIMIT_SECONDS = 60
 

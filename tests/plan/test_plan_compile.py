@@ -283,6 +283,8 @@ OTHER: dict[str, str] = {
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
     "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",
     "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
+    "track.wandb.upload_samples": "3", "track.python": "'a:B'", "launch.env": "{A: b}", "launch.timeout_minutes": "2",
+    "profile.steps": "[2]", "profile.ranks": "all",
 }  # fmt: skip
 """Every key of the language that has more than one value, with another value than BASE or the default has."""
 SETUP: dict[str, tuple[str, ...]] = {
@@ -298,7 +300,7 @@ INSTEAD_OF: dict[str, str] = {
     "train.data_passes": "train.steps=null",
 }
 """What the key takes the place of."""
-ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "algorithm.kl.place", "train.optimizer.kind"}
+ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "algorithm.kl.place", "train.optimizer.kind", "profile.tool"}
 """Keys with a single value so far."""
 MERGED = {"extends"}
 

@@ -152,6 +152,15 @@ track:
     name: n
     tags: [a, b]
     mode: offline
+    upload_samples: 3
+  python: my_observer:Mine
+launch:
+  env: {NCCL_DEBUG: INFO}
+  timeout_minutes: 5.0
+profile:
+  steps: [2, 3]
+  tool: torch
+  ranks: all
 """
 """Every supported key but `train.data_passes`, which excludes `train.steps`, each with a value that is not its default where it has another."""
 

@@ -117,6 +117,12 @@ ADDED = {
     "data.eval.NAME.as_chat",
     "batch.layout",
     "rollout.hf.batch_rows",
+    "launch",
+    "launch.env",
+    "launch.timeout_minutes",
+    "profile.ranks",
+    "track.python",
+    "track.wandb.upload_samples",
 }
 """Keys that this package adds to the language."""
 

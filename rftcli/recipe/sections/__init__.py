@@ -13,6 +13,7 @@ from pydantic import Field
 from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, Loss
 from rftcli.recipe.sections.base import Name, PathText, Section, Text
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, TrainSource
+from rftcli.recipe.sections.launch import Launch, Profile
 from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceModel
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
@@ -41,6 +42,8 @@ class Recipe(Section):
     eval: Eval = Field(default_factory=Eval, description="When and how the evaluation sets are evaluated.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When checkpoints are written and what stays of them.")
     track: Track = Field(default_factory=Track, description="Trackers beside the run's own event file.")
+    launch: Launch = Field(default_factory=Launch, description="How the ranks are started.")
+    profile: Profile = Field(default_factory=Profile, description="Traces of some steps.")
 
 
 __all__ = [
@@ -57,12 +60,14 @@ __all__ = [
     "EvalSource",
     "HfEngine",
     "Kl",
+    "Launch",
     "Loss",
     "Models",
     "NonFinite",
     "Optimizer",
     "PathText",
     "PolicyModel",
+    "Profile",
     "Recipe",
     "ReferenceModel",
     "Reward",
