@@ -1,4 +1,4 @@
-"""Where the ranks of a command run: on this machine, on several, or in a job that somebody else has started. The options of that, and what they mean."""
+"""Where the ranks of a command run, and the options of that: this machine, several, or a job that somebody else has started."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rftcli.runtime import joined, launch
 from rftcli.runtime.prepare import Several, machine_at_hand
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.travel import left_behind
-from rftcli.runtime.ways import ManyMachines, OneOfCrew, Way
 from rftcli.runtime.warden import read_small
+from rftcli.runtime.ways import ManyMachines, OneOfCrew, Way
 
 Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="Machines to run on, one a line: NAME slots=N.")]
 Nodes = Annotated[int | None, typer.Option("--nodes", help="How many machines; --gpus and slots count on each.", min=1)]

@@ -31,7 +31,8 @@ from rftcli.runtime.clock import Stopwatch
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.learner import DeepSpeedLearner, FrozenPolicy
 from rftcli.runtime.rundir import AttemptDir, RunDir
-from rftcli.runtime.trackers import Trackers
+from rftcli.runtime.profiler import StepProfiler
+from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.stages.evaluate import EvalSet
 
 
@@ -68,6 +69,7 @@ class Job:
     lessons: LessonState
     errors: ErrorWindow
     trackers: Trackers | None
+    profiler: StepProfiler
     tokenizer: Any
     model: Any
     """The policy in Hugging Face form, for its configuration; its weights may be sharded."""
@@ -101,6 +103,7 @@ class Job:
 
     def close(self) -> None:
         """End worker processes and the engine."""
+        self.profiler.close()
         self.scorer.close()
         self.sampler.close()
 
@@ -213,6 +216,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)
     taught = LessonState(on_policy=plan.batch.needs_prepass is None)
     registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": taught}
+    registry["trackers"] = TrackerIds(run, writes=world.rank == 0)
     info = {
         "name": plan.name, "steps": plan.steps, "ranks": world.size, "device": plan.world.device, "engine": plan.rollout.engine,
         "model": plan.policy.given, "parameters": parameters, "zero_stage": plan.learner.zero_stage, "batch": plan.batch.equation,
@@ -223,4 +227,5 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
         roles=Roles(policy=learner, reference=reference), sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
         tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, first_step=first_step,
+        profiler=StepProfiler(plan.profile, attempt, emit, world.rank),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from rftcli.algo import batchmath
 from rftcli.builtin import builtin_path
 from rftcli.data.spec import DataSpec
 from rftcli.errors import MachineError, UsageError
+from rftcli.observe.own import observer_class
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_data import data_specs, reward_parts
 from rftcli.plan.compile_problems import CompileError
@@ -84,7 +85,7 @@ def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
     """The recipe, schema and cross-field rules checked. RecipeError with every problem."""
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     loaded = load_recipe(recipe_path(given), sets=list(sets), known_rules=rules)
-    loaded.raise_problems(_reward_problems(loaded))
+    loaded.raise_problems([*_reward_problems(loaded), *_observer_problems(loaded)])
     for parts in reward_parts(loaded.recipe).values():
         for part in parts:
             if part.kind == "rule":
@@ -299,6 +300,17 @@ def _reward_problems(loaded: LoadedRecipe) -> list[Problem]:
                 except UsageError as error:
                     problems.append(loaded.problem(f"{where}.python", error.message, hint=error.hint))
     return problems
+
+
+def _observer_problems(loaded: LoadedRecipe) -> list[Problem]:
+    """An observer of the user's own that cannot be imported."""
+    if loaded.recipe.track.python is None:
+        return []
+    try:
+        observer_class(loaded.recipe.track.python, str(_path(loaded).resolve().parent))
+    except UsageError as error:
+        return [loaded.problem("track.python", error.message, hint=error.hint)]
+    return []
 
 
 def _few_prompts(plan: Plan, rows: int) -> tuple[str, ...]:

@@ -128,12 +128,16 @@ def _train(plan: Any, run: RunDir, attempt: AttemptDir, world: Any, emit: Any, j
     if job.get("checkpoint"):
         restored = checkpoint.restore(Path(job["checkpoint"]), learner=built.roles.policy, registry=built.registry)
         assert restored == step, (restored, step)
+    if built.trackers is not None:
+        built.trackers.start()
     try:
         stopped = loop.run(built)
     finally:
         built.close()
     last = emit.step
     status, cause = ("done", None) if stopped is None else ("stopped", f"asked to stop ({stopped}); checkpoint committed")
+    for code, text in built.trackers.last_news() if built.trackers is not None else ():
+        emit.warn(code, text)
     emit.state(status, step=last, cause=cause)
     emit.emit(RunEnded(time=time.time(), attempt=attempt.number, step=last, status=status, cause=cause))
     if built.trackers is not None:

@@ -136,11 +136,11 @@ def test_crash_and_resume_offline_keeps_every_metric_and_every_step(run_dir, ste
     assert {run_id for run_id, _, _ in rows} == {json.loads((run_dir / "trackers.json").read_text())["wandb"]["id"]}
     for attempt, first, last in [(1, 1, 12), (2, 9, 14)]:
         mine = [row for _, _, row in rows if row["attempt"] == attempt]
-        rewards = {row["step"]: row["reward_mean"] for row in mine if "reward_mean" in row}
+        rewards = {row["step"]: row["reward/reward_mean"] for row in mine if "reward/reward_mean" in row}
         evals = {row["step"]: row["eval/test/mean@1"] for row in mine if "eval/test/mean@1" in row}
         assert rewards == pytest.approx({s: s / 10 + attempt for s in range(first, last + 1)})
         assert evals == pytest.approx({s: s / 100 + attempt for s in range(first, last + 1) if s % 2 == 0})
-        assert [row["seconds/rollout"] for row in mine if "reward_mean" in row] == [3.0] * (last - first + 1)
+        assert [row["time/rollout"] for row in mine if "reward/reward_mean" in row] == [3.0] * (last - first + 1)
     tables = [directory / "files" / row["samples/path"] for _, directory, row in rows if "samples/path" in row]
     assert len(tables) == 12 + 6
     for path in tables:
@@ -166,7 +166,7 @@ def test_steps_that_go_back_are_kept(run_dir, step_done, append_events, start):
     events = [step_done(step, kl=float(place)) for place, step in enumerate(order)]
     append_events(run_dir, [*events, RunEnded(time=0.0, attempt=1, step=5, status="done")])
     assert start(run_dir, 1, {"wandb": {}}).wait(LIMIT_SECONDS) == 0
-    assert [(row["step"], row["kl"]) for _, _, row in wandb_rows(run_dir)] == [(step, float(place)) for place, step in enumerate(order)]
+    assert [(row["step"], row["policy/kl"]) for _, _, row in wandb_rows(run_dir)] == [(step, float(place)) for place, step in enumerate(order)]
 
 
 def test_tables_are_few_in_a_long_run(run_dir, step_done, append_events, write_samples, start):
@@ -230,7 +230,7 @@ print(process.pid, flush=True)
 
     accumulator = EventAccumulator(str(run_dir / "tensorboard"))
     accumulator.Reload()
-    assert [e.value for e in accumulator.Scalars("kl")] == [1.0, 2.0, 3.0]
+    assert [e.value for e in accumulator.Scalars("policy/kl")] == [1.0, 2.0, 3.0]
 
 
 class Closing:
