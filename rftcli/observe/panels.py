@@ -35,8 +35,8 @@ PANELS = {
         "reward",
     ),
     **dict.fromkeys(
-        ("kl", "kl_update", "kl_coefficient", "entropy", "loss", "policy_loss", "value_loss", "ptx_loss", "router_loss", "value_mean", "grad_norm", "lr",
-         "critic_lr", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "ratio_std", "ratio_max", "policy_version", "updates_skipped"),
+        ("kl", "kl_update", "kl_coefficient", "entropy", "loss", "policy_loss", "value_loss", "ptx_loss", "router_loss", "value_mean", "grad_norm",
+         "lr", "critic_lr", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "ratio_std", "ratio_max", "policy_version", "updates_skipped"),
         "policy",
     ),
     **dict.fromkeys(

@@ -110,7 +110,7 @@ class Wandb:
         if self._run is not None:
             run, self._run = self._run, None
             if self._online is not None and not answers(self._online):
-                raise RftError(f"{self._online} does not answer any more; what it lacks is in {run.dir}: `wandb sync {Path(run.dir).parent}` sends it")
+                raise RftError(f"{self._online} does not answer any more; `wandb sync {Path(run.dir).parent}` sends what it lacks")
             run.finish(exit_code=self._exit_code)
             write_json(_ids(self._run_dir), {**read_json(_ids(self._run_dir)), "wandb": {"id": run.id, "finished": self._attempt}})
 

@@ -17,7 +17,8 @@ def environment(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         path = ("launch", "env", name)
         if is_secret_name(name):
             why = "a recipe and its plan lie on disk, readable to others"
-            yield Finding(path=path, message=f"`{name}` looks like a secret", reason=why, hint="log in on every node, or set it in the shell there", at_key=True)
+            hint = "log in on every node, or set it in the shell there"
+            yield Finding(path=path, message=f"`{name}` looks like a secret", reason=why, hint=hint, at_key=True)
         elif name in OURS:
             yield Finding(path=path, message=f"`{name}` is set by the launcher for each rank", reason="one value for all ranks is wrong", at_key=True)
 

@@ -30,8 +30,8 @@ from rftcli.rewards.table import RewardTable
 from rftcli.runtime.clock import Stopwatch
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.learner import DeepSpeedLearner, FrozenPolicy
-from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.profiler import StepProfiler
+from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.stages.evaluate import EvalSet
 

@@ -100,7 +100,9 @@ def _listed(asked: Asked, launcher: str) -> list[tuple[str, int | None]]:
 def _slurm_hosts() -> list[str]:
     names, scontrol = os.environ.get("SLURM_JOB_NODELIST"), shutil.which("scontrol")
     if names is None or scontrol is None:
-        raise UsageError("this is no Slurm allocation, so --launcher slurm needs a hostfile", hint="`salloc --nodes N ...` or sbatch first; or --hostfile FILE")
+        raise UsageError(
+            "this is no Slurm allocation, so --launcher slurm needs a hostfile", hint="`salloc --nodes N ...` or sbatch first; or --hostfile FILE"
+        )
     told = subprocess.run([scontrol, "show", "hostnames", names], capture_output=True, text=True, check=False)
     if told.returncode != 0:
         raise MachineError(f"`scontrol show hostnames {names}` failed: {told.stderr.strip()}", hint="give --hostfile FILE")
@@ -247,13 +249,13 @@ def _judge(hosts: Hosts, folder: Path, out: str, err: str) -> None:
             f"{folder}, where the run lies, is not seen from {', '.join(blind)}", hint="give a --run-dir on a file system that all nodes share"
         )
     if bare:
-        raise MachineError(f"{sys.executable} has no deepspeed on {', '.join(bare)}", hint="the same environment must lie at the same path on all nodes")
+        hint = "the same environment must lie at the same path on all nodes"
+        raise MachineError(f"{sys.executable} has no deepspeed on {', '.join(bare)}", hint=hint)
     if len(answers) < len(hosts.names):
         said = [line.strip() for line in err.splitlines() if line.strip()]
         silent = [name for name in hosts.names if any(name in line for line in said)] or list(hosts.names)
-        raise MachineError(
-            f"{len(answers)} of {len(hosts.names)} machines answered; look at {', '.join(silent)}: {'; '.join(said[:6]) or 'no message'}", hint=_try(hosts)
-        )
+        why = "; ".join(said[:6]) or "no message"
+        raise MachineError(f"{len(answers)} of {len(hosts.names)} machines answered; look at {', '.join(silent)}: {why}", hint=_try(hosts))
 
 
 def _try(hosts: Hosts) -> str:

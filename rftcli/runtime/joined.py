@@ -32,6 +32,8 @@ from rftcli.runtime.warden import over_file, read_small, write_small
 
 MEET_SECONDS = 300.0
 """From the first process of a job to the last."""
+SEE_SECONDS = 60.0
+"""A shared file system may show a new directory this late."""
 PREPARE_SECONDS = 3600.0
 """Rank 0 may look at a large data set before it answers."""
 POLL_SECONDS = 0.1
@@ -42,8 +44,11 @@ JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTAR
 class Crew:
     """This process's place among those of its job, and how they speak to each other before the run."""
 
-    def __init__(self, place: Place, base: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, place: Place, base: Path, environ: Mapping[str, str], *, meet_seconds: float = MEET_SECONDS, see_seconds: float = SEE_SECONDS
+    ) -> None:
         self.place = place
+        self._meet_seconds, self._see_seconds = meet_seconds, see_seconds
         self.token = secrets.token_hex(8)
         told = [environ.get(name, "") for name in JOB]
         if place.local_size == place.size:  # one machine: all have one parent, which two jobs never share
@@ -68,13 +73,12 @@ class Crew:
             raise MachineError(f"{self._folder} cannot be written from {socket.gethostname()}: {error}", hint=_SHARED) from error
         answer = _wait_for(lambda: self._answer(), PREPARE_SECONDS)
         if answer is None:
-            raise MachineError(
-                f"rank {self.place.rank} on {socket.gethostname()} heard nothing of rank 0 in {self._folder.parent} for {PREPARE_SECONDS:.0f} s", hint=_SHARED
-            )
+            who = f"rank {self.place.rank} on {socket.gethostname()}"
+            raise MachineError(f"{who} heard nothing of rank 0 in {self._folder.parent} for {PREPARE_SECONDS:.0f} s", hint=_SHARED)
         if "refused" in answer:
             return int(answer["refused"])
         attempt = RunDir(answer["run_dir"]).attempt(int(answer["attempt"]))
-        seen = _wait_for(lambda: attempt.launch.is_file() or None, 60.0) is not None
+        seen = _wait_for(lambda: attempt.launch.is_file() or None, self._see_seconds) is not None
         write_small(self._folder / f"here_{self.place.rank}.json", {"token": self.token, "host": socket.gethostname(), "sees": seen})
         if not seen:
             raise MachineError(f"the run directory {attempt.run.path} is not seen from {socket.gethostname()}", hint=_SHARED)
@@ -98,9 +102,10 @@ class Crew:
                     self._tokens[rank] = hello["token"]
             return len(self._tokens) == self.place.size - 1 or None
 
-        if _wait_for(all_there, MEET_SECONDS) is None:
+        if _wait_for(all_there, self._meet_seconds) is None:
             missing = [str(rank) for rank in range(1, self.place.size) if rank not in self._tokens]
-            raise MachineError(f"rank {', '.join(missing)} of {self.place.size} did not come to {self._folder} within {MEET_SECONDS:.0f} s", hint=_SHARED)
+            who = f"rank {', '.join(missing)} of {self.place.size}"
+            raise MachineError(f"{who} did not come to {self._folder} within {self._meet_seconds:.0f} s", hint=_SHARED)
 
     def announce(self, attempt: AttemptDir) -> None:
         """Give out the attempt, and wait until everybody sees its directory."""
@@ -112,7 +117,7 @@ class Crew:
             mine = [one for rank, one in enumerate(told, start=1) if one is not None and one["token"] == self._tokens.get(rank)]
             return mine if len(mine) == self.place.size - 1 else None
 
-        here = _wait_for(all_here, MEET_SECONDS)
+        here = _wait_for(all_here, self._meet_seconds)
         blind = sorted({one["host"] for one in here or () if not one["sees"]})
         if here is None or blind:
             where = ", ".join(blind) or "some machine"
@@ -159,7 +164,8 @@ def check_options(crew: Crew, *, ranks: int | None, gpus: int | None, several: b
     if ranks is not None and ranks != crew.place.size:
         raise UsageError(f"--ranks {ranks}, but the launcher has started {crew.place.size}", hint="leave --ranks out inside a launcher")
     if gpus is not None and gpus != crew.place.local_size:
-        raise UsageError(f"--gpus {gpus}, but the launcher has started {crew.place.local_size} on this machine", hint="leave --gpus out inside a launcher")
+        here = f"the launcher has started {crew.place.local_size} on this machine"
+        raise UsageError(f"--gpus {gpus}, but {here}", hint="leave --gpus out inside a launcher")
 
 
 @contextlib.contextmanager

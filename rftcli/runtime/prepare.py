@@ -151,7 +151,8 @@ def machine_at_hand(ranks: int | None, gpus: int | None, several: Several | None
     _refuse_both(ranks, gpus)
     machine = machine_facts(use_gpus=ranks is None)
     if several is not None and 0 < machine.gpus < several.per_node:
-        raise MachineError(f"{several.per_node} ranks a node, but this machine has {machine.gpus} GPUs", hint="one rank a GPU; --ranks N runs on the CPU")
+        hint = "one rank a GPU; --ranks N runs on the CPU"
+        raise MachineError(f"{several.per_node} ranks a node, but this machine has {machine.gpus} GPUs", hint=hint)
     if gpus is not None and machine.gpus < gpus:
         raise MachineError(f"--gpus {gpus}, but this machine has {machine.gpus}", hint="`nvidia-smi` lists them; --ranks N runs on the CPU")
     return machine

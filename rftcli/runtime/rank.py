@@ -84,7 +84,8 @@ def _work(run: RunDir, attempt: AttemptDir, rank: int) -> None:
 def _told(attempt: AttemptDir) -> dict[str, Any]:
     """launch.json: what the command says to the ranks beside the plan."""
     if not attempt.launch.is_file():
-        print(f"{attempt.path} is not seen from {socket.gethostname()}: the run directory must lie on a file system that all nodes share", file=sys.stderr)
+        why = "the run directory must lie on a file system that all nodes share"
+        print(f"{attempt.path} is not seen from {socket.gethostname()}: {why}", file=sys.stderr)
         raise SystemExit(EXIT_MACHINE)
     return dict(json.loads(attempt.launch.read_text(encoding="utf-8")))
 

@@ -1,4 +1,4 @@
-"""The side process that feeds TensorBoard, wandb and a user's own observer: started by rank 0, follows the event file, cannot stop or slow the run."""
+"""The side process that feeds TensorBoard, wandb and a user's own observer: started by rank 0, follows the event file, cannot stop or slow it."""
 
 from __future__ import annotations
 

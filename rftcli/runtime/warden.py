@@ -78,7 +78,16 @@ def command_file(attempt: AttemptDir) -> Path:
 class Warden:
     """Of the ranks of one node."""
 
-    def __init__(self, attempt: AttemptDir, node: str, ranks: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        node: str,
+        ranks: Sequence[int] = (),
+        *,
+        leave_seconds: float = LEAVE_SECONDS,
+        silent_seconds: float = SILENT_SECONDS,
+    ) -> None:
+        self._leave_seconds, self._silent_seconds = leave_seconds, silent_seconds
         self._attempt = attempt
         self._file = attempt.ranks / f"warden_{node}.json"
         self._node = node
@@ -103,9 +112,9 @@ class Warden:
             self.write()
         command = read_small(command_file(self._attempt))
         silent = self._command.seen(None if command is None else command.get("beat"))
-        if self._over_since is None and (over_file(self._attempt).exists() or silent > SILENT_SECONDS):
+        if self._over_since is None and (over_file(self._attempt).exists() or silent > self._silent_seconds):
             self._over_since = now
-        if self._over_since is not None and now - self._over_since > LEAVE_SECONDS:
+        if self._over_since is not None and now - self._over_since > self._leave_seconds:
             self.kill()
 
     @property
@@ -125,7 +134,10 @@ class Warden:
 class FarWatch:
     """The command's eyes on ranks of other machines; stands where `RankWatch` stands on one machine. It also tells the wardens that it is there."""
 
-    def __init__(self, attempt: AttemptDir, ranks: int, wardens: int) -> None:
+    def __init__(
+        self, attempt: AttemptDir, ranks: int, wardens: int, *, start_seconds: float = START_SECONDS, let_speak_seconds: float = LET_SPEAK_SECONDS
+    ) -> None:
+        self._start_seconds, self._let_speak_seconds = start_seconds, let_speak_seconds
         self.vanished: list[int] = []
         self.statuses: dict[int, int] = {}
         self.lost: dict[int, str] = {}
@@ -152,8 +164,8 @@ class FarWatch:
                 self._hear(path.name, told, silent_seconds)
         if self._pulses and self._first is None:
             self._first = now
-        if self._first is not None and len(self._pulses) < self._wardens and now - self._first > START_SECONDS:
-            self._missing = f"only {len(self._pulses)} of {self._wardens} nodes started within {START_SECONDS:.0f} s"
+        if self._first is not None and len(self._pulses) < self._wardens and now - self._first > self._start_seconds:
+            self._missing = f"only {len(self._pulses)} of {self._wardens} nodes started within {self._start_seconds:.0f} s"
         if (self.vanished or self._missing) and self._trouble is None:
             self._trouble = now
 
@@ -176,7 +188,7 @@ class FarWatch:
     @property
     def broken(self) -> bool:
         """Must the attempt be ended? Some rank is gone, and the others have had time to write down what they noticed."""
-        return self._trouble is not None and time.monotonic() - self._trouble > LET_SPEAK_SECONDS
+        return self._trouble is not None and time.monotonic() - self._trouble > self._let_speak_seconds
 
     @property
     def started(self) -> bool:

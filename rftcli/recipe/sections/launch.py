@@ -12,7 +12,9 @@ EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 class Launch(Section):
     """How the ranks are started, on one machine or on many."""
 
-    env: dict[EnvName, str] = Field(default_factory=dict, description="Environment variables that every rank gets, on every node, over what travels by itself.")
+    env: dict[EnvName, str] = Field(
+        default_factory=dict, description="Environment variables that every rank gets, on every node, over what travels by itself."
+    )
     timeout_minutes: float = Field(30.0, gt=0, le=1440, description="Minutes that a rank waits for the others in a collective before it fails.")
 
 
