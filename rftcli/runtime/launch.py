@@ -32,6 +32,7 @@ END_GRACE_SECONDS = 45.0
 """Time for ranks to leave after the run has ended, before they are killed: trackers flush in it."""
 KILL_GRACE_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
+LAUNCHER_GONE = "the launcher that had started this job was ended from outside, and its ranks with it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ def launch(
         def over() -> bool:
             way.beat()
             watch.look()
-            if stops.now or watch.broken:
+            if stops.now or watch.broken or way.abandoned:
                 _end(launcher, way, watch, KILL_GRACE_SECONDS)
             return launcher.poll() is not None
 
@@ -72,7 +73,7 @@ def launch(
         finally:
             _end(launcher, way, watch, KILL_GRACE_SECONDS)
             audience.close()
-        result = outcome(run, attempt, watch, stops, before)
+        result = outcome(run, attempt, watch, stops, before, way)
         watch.tell(result.exit_code)
     return result
 
@@ -111,7 +112,7 @@ def serve(attempt: AttemptDir, way: OneOfCrew) -> int:
                     return int(last["exit_code"])
                 command = read_small(command_file(attempt))
                 silent = told.seen((None if command is None else command["beat"], last))
-                if stops.now or silent > SILENT_SECONDS + END_GRACE_SECONDS:
+                if stops.now or way.abandoned or silent > SILENT_SECONDS + END_GRACE_SECONDS:
                     return EXIT_INTERRUPTED if stops.now else EXIT_FAILED
                 time.sleep(0.2)
         finally:
@@ -151,7 +152,7 @@ class StopRequests:
             os.write(2, f"\n{text}\n".encode())
 
 
-def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests, before: State | None) -> Outcome:
+def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests, before: State | None, way: Way) -> Outcome:
     """The exit code from the run's own state; a state that still says running is settled here.
 
     A resume that the ranks refused leaves the state as it was `before`.
@@ -161,7 +162,7 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests,
     if state.status == "running":
         if not stops.now and first_exit_code(attempt) is None:
             watch.settle()
-        cause = "ended at once on a second Ctrl-C" if stops.now else first_cause(attempt, watch)
+        cause = "ended at once on a second Ctrl-C" if stops.now else LAUNCHER_GONE if way.abandoned else first_cause(attempt, watch)
         state = replace(state, status="stopped" if stops.now else "failed", cause=cause)
         refused = not stops.now and first_exit_code(attempt) == EXIT_RESUME
         run.write_state(before if refused and before is not None else state)

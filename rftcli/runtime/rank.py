@@ -107,7 +107,7 @@ def _meeting(attempt: AttemptDir, told: dict[str, Any], rank: int) -> Any:
 
     method, address = f"file://{attempt.rendezvous}", None
     if told.get("far") == "joined":
-        chosen = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
+        chosen = "MASTER_ADDR" in os.environ and os.environ.get("MASTER_PORT", "0") != "0"  # torchrun hands a 0 on as it was given
         method, address = "env://", None if chosen else socket.gethostname()
     elif told.get("far") == "hosts":
         address = told["address"]

@@ -40,6 +40,11 @@ class Way(Protocol):
     def beat(self) -> None:
         """Called often while the ranks work."""
 
+    @property
+    def abandoned(self) -> bool:
+        """Is whoever started this process as one of a job's gone?"""
+        ...
+
 
 @dataclass(slots=True)
 class OneMachine:
@@ -48,6 +53,7 @@ class OneMachine:
     ranks: int
     gentle: bool = True
     death_signal: int = signal.SIGTERM
+    abandoned: bool = False
 
     def command(self, attempt: AttemptDir) -> list[str]:
         return [
@@ -80,6 +86,7 @@ class ManyMachines:
     """Told what to run by hand."""
     gentle: bool = False
     death_signal: int = signal.SIGKILL
+    abandoned: bool = False
 
     def command(self, attempt: AttemptDir) -> list[str]:
         if self.hosts.launcher == "none":
@@ -107,6 +114,7 @@ class OneOfCrew:
     gentle: bool = True
     death_signal: int = signal.SIGKILL
     _warden: Warden | None = field(default=None)
+    _parent: int = field(default_factory=os.getppid)
 
     def command(self, attempt: AttemptDir) -> list[str]:
         self._warden = Warden(attempt, f"rank{self.crew.place.rank}", [self.crew.place.rank])
@@ -126,5 +134,5 @@ class OneOfCrew:
         self._warden.look()
 
     @property
-    def over(self) -> bool:
-        return self._warden is not None and self._warden.over
+    def abandoned(self) -> bool:
+        return os.getppid() != self._parent

@@ -163,10 +163,12 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     for one in started:
         if one.process.poll() is None:
             one.process.kill()
-        one.process.communicate()
+        assert one.process.stdout is not None
+        one.process.stdout.close()
+        one.process.wait()
 
 
-TORCHRUN = (str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--master-port", "0", "-m", "rftcli")
+TORCHRUN = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "-m", "rftcli")
 
 
 def test_torchrun(job: Callable[..., Job], tmp_path: Path, straight: Path) -> None:
@@ -221,6 +223,18 @@ def test_stopped_by_the_launcher(job: Callable[..., Job], tmp_path: Path) -> Non
     ranks[1].process.send_signal(signal.SIGTERM)
     assert [one.wait()[0] for one in ranks] == [75, 75]
     assert state(run)["status"] == "stopped" and all_gone(run)
+
+
+def test_the_launcher_of_a_job_is_killed(job: Callable[..., Job], tmp_path: Path) -> None:
+    """torchrun handed a port of 0 on, and is killed: its processes and their ranks end by themselves."""
+    arguments = ("train", "quickstart", "--run-dir", "run", *SMALL, "--set", "train.steps=500", "--set", "checkpoint.every=0")
+    launcher = job(*TORCHRUN[:1], "--nproc-per-node", "2", "--master-port", "0", "-m", "rftcli", *arguments)
+    run = tmp_path / "run"
+    while not events(run, "step"):
+        assert launcher.process.poll() is None, launcher.wait()
+    launcher.process.kill()
+    assert all_gone(run, 60.0)
+    assert state(run)["status"] == "failed" and "the launcher that had started this job" in state(run)["cause"]
 
 
 def test_the_printed_command_is_one_command(tmp_path: Path) -> None:
