@@ -160,7 +160,7 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests,
     state = run.read_state()
     assert state is not None
     if state.status == "running":
-        if not stops.now and first_exit_code(attempt) is None:
+        if not stops.now and not way.abandoned and first_exit_code(attempt) is None:
             watch.settle()
         cause = "ended at once on a second Ctrl-C" if stops.now else LAUNCHER_GONE if way.abandoned else first_cause(attempt, watch)
         state = replace(state, status="stopped" if stops.now else "failed", cause=cause)

@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -234,6 +235,9 @@ def test_the_launcher_of_a_job_is_killed(job: Callable[..., Job], tmp_path: Path
         assert launcher.process.poll() is None, launcher.wait()
     launcher.process.kill()
     assert all_gone(run, 60.0)
+    deadline = time.monotonic() + 60
+    while state(run)["status"] == "running" and time.monotonic() < deadline:
+        time.sleep(0.2)
     assert state(run)["status"] == "failed" and "the launcher that had started this job" in state(run)["cause"]
 
 
