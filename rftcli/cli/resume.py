@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rftcli.cli import talk
+from rftcli.cli import talk, where
 from rftcli.cli.train import Quiet, Smoke, go_on
 
 app = typer.Typer(add_completion=False)
@@ -23,6 +23,9 @@ def resume(
     ranks: talk.Ranks = None,
     gpus: talk.Gpus = None,
     smoke: Smoke = False,
+    nodes: where.Nodes = None,
+    hostfile: where.Hostfile = None,
+    launcher: where.Launcher = None,
     quiet: Quiet = False,
     as_json: talk.Json = False,
 ) -> int:
@@ -31,15 +34,22 @@ def resume(
     from rftcli.runtime.rundir import RunDir
 
     run = RunDir(run_dir)
-    resumption = start.resumption(run, step=step, sets=sets, ranks=ranks, gpus=gpus, accept=accept, to_fork=fork is not None)
-    if smoke:
-        from rftcli.cli.smoking import smoke_test
+    place = where.where_before(run, ranks=ranks, gpus=gpus, nodes=nodes, hostfile=hostfile, launcher=launcher)
+    if place.follows:
+        return place.follow()
+    with place.leading():
+        resumption = start.resumption(
+            run, step=step, sets=sets, ranks=ranks, gpus=gpus, accept=accept, to_fork=fork is not None, several=place.several
+        )
+        if smoke:
+            from rftcli.cli.smoking import smoke_test
 
-        return smoke_test(resumption.plan, run.path, resumption.checkpoint, step=resumption.step, as_json=as_json)
-    if fork is not None:
-        from rftcli.runtime.fork import fork as make_fork
+            place.refuse_several("--smoke")
+            return smoke_test(resumption.plan, run.path, resumption.checkpoint, step=resumption.step, as_json=as_json)
+        if fork is not None:
+            from rftcli.runtime.fork import fork as make_fork
 
-        run, resumption = make_fork(run, resumption, fork)
-    for text in disk.check(resumption.plan, run.path):
-        talk.say(f"warning: {text}")
-    return go_on(run, resumption, quiet=quiet, as_json=as_json)
+            run, resumption = make_fork(run, resumption, fork)
+        for text in disk.check(resumption.plan, run.path):
+            talk.say(f"warning: {text}")
+        return go_on(run, resumption, place, quiet=quiet, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcli.cli import talk
+from rftcli.cli import talk, where
 from rftcli.codec import to_data
 from rftcli.runtime.rundir import RunDir
 
@@ -23,17 +23,19 @@ Smoke = Annotated[
 ]
 
 
-def go_on(run: RunDir, resumption: Resumption, *, quiet: bool, as_json: bool) -> int:
+def go_on(run: RunDir, resumption: Resumption, place: where.Where, *, quiet: bool, as_json: bool) -> int:
     """Resume, or say that nothing is left; the exit code."""
     from rftcli.cli.watch import finish, watchers
     from rftcli.runtime import start
 
     talk.say("\n".join([resumption.text, *(f"  {change}" for change in resumption.changes)]))
     if resumption.nothing_to_do:
+        place.nothing_to_do()
         if as_json:
             talk.data({"run_dir": str(run.path), "exit_code": 0, **to_data(run.read_state())})
         return 0
-    outcome = start.resume(run, resumption, watchers(run, quiet=quiet or as_json))
+    place.check(run.path)
+    outcome = start.resume(run, resumption, watchers(run, quiet=quiet or as_json), place.way(resumption.plan), place.several)
     return finish(run, outcome, as_json=as_json)
 
 
@@ -48,6 +50,9 @@ def train(
         bool, typer.Option("--resume-or-start", help="Start, or go on with what --run-dir (default: runs/<name>) holds: for schedulers.")
     ] = False,
     smoke: Smoke = False,
+    nodes: where.Nodes = None,
+    hostfile: where.Hostfile = None,
+    launcher: where.Launcher = None,
     quiet: Quiet = False,
     as_json: talk.Json = False,
 ) -> int:
@@ -56,20 +61,27 @@ def train(
     from rftcli.runtime import disk, prepare, start
 
     source = Path("quickstart") if recipe is None else recipe
-    prepared = prepare.prepare(source, sets, ranks=ranks, gpus=gpus)
-    for text in prepared.warnings:
-        talk.say(f"warning: {text}")
-    if smoke:
-        from rftcli.cli.smoking import smoke_test
+    place = where.where(run_dir, ranks=ranks, gpus=gpus, nodes=nodes, hostfile=hostfile, launcher=launcher)
+    if place.follows:
+        return place.follow()
+    with place.leading():
+        place.check(run_dir or Path("runs"))
+        prepared = prepare.prepare(source, sets, ranks=ranks, gpus=gpus, several=place.several)
+        for text in prepared.warnings:
+            talk.say(f"warning: {text}")
+        if smoke:
+            from rftcli.cli.smoking import smoke_test
 
-        return smoke_test(prepared.plan, start.run_path(prepared.plan, run_dir), None, step=0, as_json=as_json)
-    if resume_or_start:
-        run_dir = run_dir or Path("runs") / prepared.plan.name
-        if start.holds_run(run_dir):
-            return go_on(RunDir(run_dir), start.resumption(RunDir(run_dir), step=None, prepared=prepared), quiet=quiet, as_json=as_json)
-    for text in disk.check(prepared.plan, start.run_path(prepared.plan, run_dir)):
-        talk.say(f"warning: {text}")
-    run = start.create(prepared, run_dir, again=resume_or_start)
-    talk.say(f"{prepared.plan.batch.equation}\nrun directory: {run.path}")
-    outcome = start.train(run, prepared.plan, watchers(run, quiet=quiet or as_json))
-    return finish(run, outcome, as_json=as_json)
+            place.refuse_several("--smoke")
+            return smoke_test(prepared.plan, start.run_path(prepared.plan, run_dir), None, step=0, as_json=as_json)
+        if resume_or_start:
+            run_dir = run_dir or Path("runs") / prepared.plan.name
+            if start.holds_run(run_dir):
+                resumption = start.resumption(RunDir(run_dir), step=None, prepared=prepared)
+                return go_on(RunDir(run_dir), resumption, place, quiet=quiet, as_json=as_json)
+        for text in disk.check(prepared.plan, start.run_path(prepared.plan, run_dir)):
+            talk.say(f"warning: {text}")
+        run = start.create(prepared, run_dir, again=resume_or_start)
+        talk.say(f"{prepared.plan.batch.equation}\nrun directory: {run.path}")
+        outcome = start.train(run, prepared.plan, watchers(run, quiet=quiet or as_json), place.way(prepared.plan))
+        return finish(run, outcome, as_json=as_json)

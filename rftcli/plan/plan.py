@@ -30,6 +30,8 @@ class WorldPlan:
     threads_per_rank: int
     deterministic: bool = False
     """Only kernels with repeatable results run."""
+    nodes: int = 1
+    """Machines; every one runs ranks / nodes of the ranks, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +303,22 @@ class CheckpointPlan:
 class TrackPlan:
     tensorboard: str | None
     wandb: Mapping[str, Any] | None
+    python: Mapping[str, Any] | None = None
+    """`target` of the user's own observer, and the `folder` it is imported from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_minutes: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePlan:
+    steps: tuple[int, ...] = ()
+    tool: str = "torch"
+    ranks: str = "first"
+    """first or all"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +344,8 @@ class Plan:
     samples: SamplesPlan
     checkpoint: CheckpointPlan
     track: TrackPlan
+    launch: LaunchPlan = field(default_factory=LaunchPlan)
+    profile: ProfilePlan = field(default_factory=ProfilePlan)
     notes: tuple[str, ...] = ()
     """Decisions taken for the person, each with its reason; warnings of the compiler."""
     kl: KlPlan | None = None

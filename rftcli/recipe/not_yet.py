@@ -61,7 +61,6 @@ KEYS: dict[str, str] = {
     "algorithm.loss.entropy_coefficient": "there is no entropy term",
     "algorithm.loss.top_entropy_share": "all tokens are trained",
     "eval.weights": "the live weights are evaluated",
-    "profile": "there is no profiler",
 }
 """Pattern of a key -> what holds instead."""
 
@@ -80,6 +79,7 @@ VALUES: dict[str, dict[str, str]] = {
     "algorithm.loss.kind": dict.fromkeys(
         ("rloo_sequence", "gspo", "gmpo", "cispo", "sapo", "cpg", "clip_cov", "kl_cov", "reinforce", "dro"), "use ppo_clip"
     ),
+    "profile.tool": dict.fromkeys(("nsys", "memory"), "use torch, or start the whole command under the tool: `nsys profile rft train ...`"),
 }
 """Pattern of a key -> value -> what to use instead."""
 

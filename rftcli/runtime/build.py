@@ -38,9 +38,10 @@ from rftcli.runtime.early_stop import EarlyStop
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner, FrozenPolicy
+from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.supervised import make_supervised
-from rftcli.runtime.trackers import Trackers
+from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.evaluate import EvalSet
@@ -87,6 +88,7 @@ class Job:
     lessons: LessonState
     errors: ErrorWindow
     trackers: Trackers | None
+    profiler: StepProfiler
     tokenizer: Any
     model: Any
     """The policy in Hugging Face form, for its configuration; its weights may be sharded."""
@@ -144,6 +146,7 @@ class Job:
 
     def close(self) -> None:
         """End worker processes and the engine."""
+        self.profiler.close()
         self.scorer.close()
         self.source.close()
         self.eval_scorer.close()
@@ -302,6 +305,7 @@ def build(
     kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
     registry |= {name: item for name, item in kept.items() if item is not None}
     registry |= {"early_stop": early_stop, "latest": latest}
+    registry["trackers"] = TrackerIds(run, writes=world.rank == 0)
     info = {
         "name": plan.name, "steps": plan.steps, "ranks": world.size, "device": plan.world.device, "engine": plan.rollout.engine,
         "model": plan.policy.given, "parameters": parameters, "zero_stage": plan.learner.zero_stage, "batch": plan.batch.equation,
@@ -315,4 +319,5 @@ def build(
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
         tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, first_step=first_step,
+        profiler=StepProfiler(plan.profile, attempt, emit, world.rank),
     )  # fmt: skip

@@ -162,6 +162,8 @@ CHANGES: dict[str, tuple[str, str]] = {
     "supervised": (RISKY, "known answers join the update, or leave it"),
     "supervised.**": (RISKY, "other known answers, or another weight of them"),
     "checkpoint.**": (FREE, "when to save and what stays"),
+    "launch.**": (FREE, "how the ranks are started"),
+    "profile.**": (FREE, "what is measured"),
     "track.**": (FREE, "who watches"),
 }
 """Pattern of a field's path in the plan -> kind and reason."""

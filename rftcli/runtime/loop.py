@@ -37,6 +37,7 @@ def run(job: Job) -> str | None:
 
     for step in range(job.first_step, job.last_step + 1):
         emit.at(step)
+        job.profiler.at(step)
         job.scorer.step = step
         collected = collect(job.source, sampler, job.scorer, plan, world, step=step, clock=watch.clock, tick=emit.progress)
         watch.add("rollout", collected.rollout_seconds)

@@ -19,7 +19,7 @@ from rftcli.recipe.problems import Problem
 from rftcli.recipe.schema import resolved_yaml
 from rftcli.runtime import prepare
 from rftcli.runtime.changes import FREE, IMPOSSIBLE, Change, changes
-from rftcli.runtime.prepare import Prepared
+from rftcli.runtime.prepare import Prepared, Several
 from rftcli.runtime.rundir import RunDir, write_json
 
 
@@ -32,11 +32,14 @@ class NextPlan:
     warnings: tuple[str, ...] = ()
 
 
-def next_plan(run: RunDir, old: Plan, sets: Sequence[str], *, ranks: int | None, gpus: int | None) -> NextPlan:
+def next_plan(
+    run: RunDir, old: Plan, sets: Sequence[str], *, ranks: int | None, gpus: int | None, several: Several | None = None
+) -> NextPlan:
     """The plan that `sets`, an edited recipe in the run directory and the rank count ask for. RecipeError or ResumeError where there is none."""
     recipe = _manifest(run).get("recipe") or {}
     edited = run.recipe.is_file() and recipe.get("sha256") not in (None, digest(run.recipe))
-    asked = (ranks or gpus or old.world.ranks, "cpu" if ranks else "cuda" if gpus else old.world.device)
+    count = None if several is None else several.ranks
+    asked = (count or ranks or gpus or old.world.ranks, "cpu" if ranks else "cuda" if gpus else old.world.device)
     resolved = newest_resolved(run)
     if resolved == run.resolved and recipe.get("resolved_sha256") not in (None, digest(resolved)):
         edited_resolved = True
@@ -47,15 +50,17 @@ def next_plan(run: RunDir, old: Plan, sets: Sequence[str], *, ranks: int | None,
     if resolved is None:
         raise ResumeError(f"{run.path} was started from a finished plan, which cannot be changed", hint="start from a recipe: `rft train RECIPE`")
     count, device = asked
-    where = {"ranks": count if device == "cpu" else None, "gpus": count if device == "cuda" else None}
+    where = {"ranks": count if device == "cpu" else None, "gpus": count if device == "cuda" and several is None else None}
     if edited:
         text, path, sets = run.recipe.read_text(encoding="utf-8"), Path(recipe["path"]), [*recipe["sets"], *sets]
     else:
         text, path = None, resolved
-    return compared(run, old, _prepared(run, old, path, sets, text=text, **where))
+    return compared(run, old, _prepared(run, old, path, sets, text=text, several=several, **where))
 
 
-def _prepared(run: RunDir, old: Plan, path: Path, sets: Sequence[str], *, text: str | None, ranks: int | None, gpus: int | None) -> Prepared:
+def _prepared(
+    run: RunDir, old: Plan, path: Path, sets: Sequence[str], *, text: str | None, ranks: int | None, gpus: int | None, several: Several | None
+) -> Prepared:
     try:
         loaded = prepare.load(path, sets, text=text)
     except RecipeError as error:
@@ -69,7 +74,7 @@ def _prepared(run: RunDir, old: Plan, path: Path, sets: Sequence[str], *, text: 
         raise ResumeError(f"completions of this run were rewarded by labels that are gone: {was}", hint="put the entries back")
     if loaded.recipe.train.deepspeed.zero_stage == "auto":  # decided once; another machine is no reason to write the trainer's state anew
         sets = [*sets, f"train.deepspeed.zero_stage={old.learner.zero_stage}"]
-    return prepare.prepare(path, sets, ranks=ranks, gpus=gpus, text=text)
+    return prepare.prepare(path, sets, ranks=ranks, gpus=gpus, several=several, text=text)
 
 
 def compared(run: RunDir, old: Plan, prepared: Prepared) -> NextPlan:

@@ -22,15 +22,17 @@ from rftcli.plan.plan import Plan, plan_from_json, plan_hash, plan_to_json
 from rftcli.probe.data import DataFacts
 from rftcli.protocols import Observer
 from rftcli.recipe.schema import resolved_yaml
+from rftcli.redact import known_values, redacted_arguments
 from rftcli.runtime import prepare
 from rftcli.runtime.changes import Change
 from rftcli.runtime.checkpoint import FRESH_OPTIMIZER, older, read_progress
 from rftcli.runtime.deadline import DEADLINES, announced
 from rftcli.runtime.launch import Outcome, launch
-from rftcli.runtime.prepare import Prepared
+from rftcli.runtime.prepare import Prepared, Several
 from rftcli.runtime.replan import compared, digests, next_plan, record, refuse
 from rftcli.runtime.rundir import COMMITTED, AttemptDir, RunDir, step_name, step_number, write_json, write_text
 from rftcli.runtime.verdict import attempt_lives
+from rftcli.runtime.ways import Way
 
 PACKAGES = ("torch", "transformers", "deepspeed", "pydantic", "safetensors", "tokenizers", "numpy")
 
@@ -61,9 +63,9 @@ def create(prepared: Prepared, run_dir: Path | None, *, again: bool = False) -> 
     return run
 
 
-def train(run: RunDir, plan: Plan, observers: Sequence[Observer]) -> Outcome:
+def train(run: RunDir, plan: Plan, observers: Sequence[Observer], way: Way | None = None) -> Outcome:
     with run.locked():
-        return launch(run, _attempt(run, plan), plan, job=_job(plan, step=0, checkpoint=None), observers=observers)
+        return launch(run, _attempt(run, plan), plan, job=_job(plan, step=0, checkpoint=None), observers=observers, way=way)
 
 
 def _job(plan: Plan, *, step: int, checkpoint: Path | None, accept: bool = False, warnings: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
@@ -115,6 +117,7 @@ def resumption(
     gpus: int | None = None,
     accept: bool = False,
     prepared: Prepared | None = None,
+    several: Several | None = None,
     to_fork: bool = False,
 ) -> Resumption:
     """Where a run goes on, and with which plan: that of the last attempt, or of `prepared`, or of the recipe in it with `sets` on top.
@@ -130,7 +133,9 @@ def resumption(
     if last and _mode(run.attempt(last)) == "eval":
         raise ResumeError(f"{run.path} holds an evaluation, which leaves nothing to go on with", hint="`rft eval` makes another one")
     old = _saved_plan(run.attempt(last).plan if last else run.plan)
-    asked = compared(run, old, prepared) if prepared is not None else next_plan(run, old, sets, ranks=ranks, gpus=gpus)
+    asked = compared(run, old, prepared) if prepared is not None else next_plan(
+        run, old, sets, ranks=ranks, gpus=gpus, several=several
+    )
     refuse(run, asked.changes, accept=accept)
     plan, folder = asked.plan, _checkpoint(run, step)
     common = {"last_attempt": last, "plan": plan, "changes": asked.changes, "resolved": asked.resolved}
@@ -201,8 +206,12 @@ def _checkpoint(run: RunDir, step: int | None) -> Path | None:
     return folder
 
 
-def resume(run: RunDir, resumption: Resumption, observers: Sequence[Observer]) -> Outcome:
+def resume(run: RunDir, resumption: Resumption, observers: Sequence[Observer], way: Way | None = None, several: Several | None = None) -> Outcome:
+    """`several` where the ranks are not on this machine alone: on any number of nodes."""
     plan = resumption.plan
+    if several is not None and several.ranks != plan.world.ranks:
+        raise ResumeError(f"the run has {plan.world.ranks} ranks, {several.ranks} were asked for", hint=f"start {plan.world.ranks} of them")
+    plan = replace(plan, world=replace(plan.world, nodes=1 if several is None else several.nodes))
     told = [("changed_on_resume", str(change)) for change in resumption.changes]
     job = _job(plan, step=resumption.step, checkpoint=resumption.checkpoint, accept=resumption.accept, warnings=told)
     with run.locked():
@@ -212,7 +221,7 @@ def resume(run: RunDir, resumption: Resumption, observers: Sequence[Observer]) -
         if resumption.resolved is not None:
             write_text(attempt.path / run.resolved.name, resumption.resolved)
             record(run, attempt.number, resumption.step, resumption.changes, accept=resumption.accept)
-        return launch(run, attempt, plan, job=job, observers=observers)
+        return launch(run, attempt, plan, job=job, observers=observers, way=way)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +234,9 @@ class EvalJob:
 
 
 def evaluation(
-    target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks: int | None, gpus: int | None, step: int | None = None
-) -> EvalJob:
+    target: Path, sets: Sequence[str], run_dir: Path | None, *, ranks: int | None, gpus: int | None, step: int | None = None,
+    several: Several | None = None,
+) -> EvalJob:  # fmt: skip
     """What to evaluate and where its results go: always a directory of its own. `step`: which checkpoint of a run."""
     if step is not None and (not target.is_dir() or (target / COMMITTED).is_file()):
         raise UsageError(f"--step chooses a checkpoint of a run directory, which {target} is not")
@@ -238,11 +248,11 @@ def evaluation(
                 hint=f"other data or settings: `rft eval RECIPE --set models.policy.path={folder / 'policy'} --set ...`",
             )
         plan = _saved_plan(folder / "plan.json")
-        machine = prepare.machine_at_hand(ranks, gpus)
-        plan = replace(plan, world=_world_here(plan, machine, ranks, gpus))
+        machine = prepare.machine_at_hand(ranks, gpus, several)
+        plan = replace(plan, world=_world_here(plan, machine, ranks, gpus, several))
         at, what = int(read_progress(folder)["step"]), str(folder)
     else:
-        plan = prepare.prepare(target, sets, ranks=ranks, gpus=gpus).plan
+        plan = prepare.prepare(target, sets, ranks=ranks, gpus=gpus, several=several).plan
         folder, at, what = None, 0, f"the untrained model of {target}"
     if not plan.data.eval:
         raise UsageError(f"{target} has no evaluation sets", hint="name one under data.eval of the recipe")
@@ -254,13 +264,14 @@ def evaluation(
     return EvalJob(run=run, plan=plan, checkpoint=folder, step=at, what=what)
 
 
-def _world_here(plan: Plan, machine: Any, ranks: int | None, gpus: int | None) -> Any:
+def _world_here(plan: Plan, machine: Any, ranks: int | None, gpus: int | None, several: Several | None) -> Any:
     """The checkpoint's plan on the machine at hand: as many ranks as asked for, else as it was trained with."""
     device = "cuda" if machine.gpus else "cpu"
     count = ranks or gpus or (min(machine.gpus, plan.world.ranks) if machine.gpus else plan.world.ranks)
-    return replace(
-        plan.world, ranks=count, device=device, backend="nccl" if device == "cuda" else "gloo", threads_per_rank=max(1, machine.cores // count)
-    )
+    count, nodes = (count, 1) if several is None else (several.ranks, several.nodes)
+    threads = max(1, machine.cores // max(1, count // nodes))
+    backend = "nccl" if device == "cuda" else "gloo"
+    return replace(plan.world, ranks=count, nodes=nodes, device=device, backend=backend, threads_per_rank=threads)
 
 
 def checkpoint_of(target: Path, step: int | None = None) -> Path:
@@ -283,10 +294,10 @@ def checkpoint_of(target: Path, step: int | None = None) -> Path:
     )
 
 
-def evaluate(job: EvalJob, observers: Sequence[Observer]) -> Outcome:
+def evaluate(job: EvalJob, observers: Sequence[Observer], way: Way | None = None) -> Outcome:
     checkpoint = None if job.checkpoint is None else str(job.checkpoint)
     return launch(
-        job.run, _attempt(job.run, job.plan), job.plan, job={"mode": "eval", "step": job.step, "checkpoint": checkpoint}, observers=observers
+        job.run, _attempt(job.run, job.plan), job.plan, job={"mode": "eval", "step": job.step, "checkpoint": checkpoint}, observers=observers, way=way
     )
 
 
@@ -296,7 +307,7 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
 
     plan = prepared.plan
     return {
-        "argv": sys.argv,
+        "argv": redacted_arguments(sys.argv, known_values(os.environ)),
         "version": __version__,
         "git": _git_sha(),
         "python": platform.python_version(),

@@ -252,6 +252,15 @@ track:
     name: n
     tags: [a, b]
     mode: offline
+    upload_samples: 3
+  python: my_observer:Mine
+launch:
+  env: {NCCL_DEBUG: INFO}
+  timeout_minutes: 5.0
+profile:
+  steps: [2, 3]
+  tool: torch
+  ranks: all
 """
 _REWARDS = FULL.split("\nrewards:\n", 1)[1].split("\nreward_shaping:", 1)[0] + "\n"
 FULL = FULL.replace("@REWARDS@", indent(_REWARDS, "  "))

@@ -201,7 +201,7 @@ def test_a_resolved_recipe_reads_as_the_same(full: str) -> None:
 def test_origins_are_comments(minimal: str) -> None:
     loaded = load_text(minimal, sets=["rollout.stop=[a, b]"], env={})
     lines = resolved_yaml(loaded, origins=True).splitlines()
-    comments = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in lines if "# " in line}
+    comments = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in reversed(lines) if "# " in line}  # the first of a name counts
     assert comments["combine"] == "default" and comments["- rule"] == "recipe:3:28" and "rewards.default.combine" not in loaded.origins
     assert comments["steps"] == "recipe:4:16" and comments["stop"] == "--set 1:1:15" and comments["top_k"] == "default"
     assert load_text("\n".join(lines), env={}).recipe == loaded.recipe

@@ -158,6 +158,12 @@ ADDED = {
     "checkpoint.keep_best.mode",
     "checkpoint.keep_best.keep",
     "checkpoint.max_gib",
+    "launch",
+    "launch.env",
+    "launch.timeout_minutes",
+    "profile.ranks",
+    "track.python",
+    "track.wandb.upload_samples",
 }  # fmt: skip
 """Keys that this package adds to the language."""
 

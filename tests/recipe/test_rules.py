@@ -351,6 +351,9 @@ BREACHES = [
         "checkpoint.trainer_state",
         "and `save_hf` are both false: a checkpoint would hold no weights",
     ),
+    ("launch-environment", ["launch.env={HF_TOKEN: x}"], "launch.env.HF_TOKEN", "`HF_TOKEN` looks like a secret"),
+    ("launch-environment", ["launch.env={RANK: '1'}"], "launch.env.RANK", "`RANK` is set by the launcher for each rank"),
+    ("traced-steps", ["profile.steps=[2, 11]"], "profile.steps", "step 11 is never reached: `train.steps` is 10"),
 ]
 
 

@@ -14,6 +14,7 @@ from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, KlControl
 from rftcli.recipe.sections.base import Name, PathText, Section, Text
 from rftcli.recipe.sections.critic import CriticModel, CriticOptimizer
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, SetSampling, TrainSource
+from rftcli.recipe.sections.launch import Launch, Profile
 from rftcli.recipe.sections.models import Chat, Models, PolicyModel, ReferenceModel
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
@@ -48,6 +49,8 @@ class Recipe(Section):
     samples: Samples = Field(default_factory=Samples, description="What of the training completions stays on disk.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When checkpoints are written and what stays of them.")
     track: Track = Field(default_factory=Track, description="Trackers beside the run's own event file.")
+    launch: Launch = Field(default_factory=Launch, description="How the ranks are started.")
+    profile: Profile = Field(default_factory=Profile, description="Traces of some steps.")
 
 
 __all__ = [
@@ -69,6 +72,7 @@ __all__ = [
     "KeepBest",
     "Kl",
     "KlController",
+    "Launch",
     "Loss",
     "Models",
     "NonFinite",
@@ -77,6 +81,7 @@ __all__ = [
     "PathText",
     "PolicyModel",
     "Precision",
+    "Profile",
     "Recipe",
     "ReferenceModel",
     "Reward",

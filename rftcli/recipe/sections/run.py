@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rftcli.recipe.sections.base import Count, NonNegative, OutputPath, Section, Text
+from rftcli.recipe.sections.base import Count, NonNegative, OutputPath, Section, Target, Text
 from rftcli.recipe.sections.rewards import Reward
 
 
@@ -85,6 +85,7 @@ class Wandb(Section):
     name: Text | None = Field(None, description="Name of the run there; null takes the recipe's.")
     tags: tuple[Text, ...] = Field((), description="Tags of the run.")
     mode: Literal["online", "offline", "disabled"] = Field("online", description="Whether data is sent, kept on disk to be sent later, or dropped.")
+    upload_samples: int = Field(16, ge=0, le=1000, description="Completions in the table of a step; 0 sends none.")
 
 
 class Track(Section):
@@ -94,3 +95,4 @@ class Track(Section):
         None, description="true writes TensorBoard files into the run directory, a directory writes them there."
     )
     wandb: Wandb | None = Field(None, description="A mapping, which may be empty, switches Weights & Biases on; null is off.")
+    python: Target | None = Field(None, description="`module:Class` of an observer of your own beside the recipe: it sees every event.")
