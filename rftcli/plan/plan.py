@@ -365,9 +365,8 @@ class Plan:
         if not self.data.eval:
             return False
         every, draws, drawn = self.eval.every, self.eval.every_draws, self.batch.prompts_per_step
-        due = every > 0 and step % every == 0
         passed = draws > 0 and step * drawn // draws > (step - 1) * drawn // draws
-        return due or passed or (self.eval.at_end and step == self.steps)
+        return (every > 0 and step % every == 0) or passed or (self.eval.at_end and step == self.steps)
 
     @property
     def eval_rewards(self) -> RewardPlan:

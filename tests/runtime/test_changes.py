@@ -91,11 +91,11 @@ def test_what_is_not_known_is_risky() -> None:
         (("rewards.default[0].weight=2",), {"rewards.labels.default.exact.weight": RISKY}),
         (("rewards.other=[{rule: exact}]",), {"rewards.labels.other": RISKY}),
         (("models.policy.dtype=bfloat16",), {"policy.dtype": IMPOSSIBLE}),
-        (("seed=1",), {"seed": RISKY}),
+        (("seed=1",), {"seed": RISKY, "data.seed": RISKY}),
         (("rollout.temperature=0.5",), {"rollout.temperature": RISKY}),
         (("data.eval.test.path=/u.jsonl",), {"data.eval.test.path": FREE}),
         (("data.train[0].path=/u.jsonl",), {"data.train.train.path": RISKY}),
-        (("algorithm.kl.coefficient=0.1",), {"reference": RISKY, "loss.kl_coefficient": RISKY}),
+        (("algorithm.kl.coefficient=0.1",), {"reference": RISKY, "loss.kl_coefficient": RISKY, "kl": RISKY}),
         (("checkpoint.keep_best.metric=eval.test.mean@1",), {"checkpoint.keep_best": FREE}),
     ],
 )
