@@ -7,11 +7,11 @@ _rft() {
     return
   fi
   case "${COMP_WORDS[1]}" in
-    train) words="--set --run-dir --ranks --gpus --quiet --json --help" ;;
-    resume) words="--step --quiet --json --help" ;;
-    eval) words="--set --step --compare --run-dir --ranks --gpus --quiet --json --help" ;;
+    train) words="--set --run-dir --ranks --gpus --resume-or-start --smoke --nodes --hostfile --launcher --quiet --json --help" ;;
+    resume) words="--set --step --accept --fork --ranks --gpus --smoke --nodes --hostfile --launcher --quiet --json --help" ;;
+    eval) words="--set --step --compare --run-dir --ranks --gpus --nodes --hostfile --launcher --quiet --json --help" ;;
     validate-recipe) words="--set --ranks --gpus --json --help" ;;
-    plan) words="--set --ranks --gpus --out --json --help" ;;
+    plan) words="--set --ranks --gpus --nodes --hostfile --launcher --out --json --help" ;;
     show) words="--set --origins --json --help" ;;
     explain) words="--help" ;;
     schema) words="--help" ;;

@@ -14,7 +14,7 @@ import pytest
 import rftcli
 
 ROOT = Path(rftcli.__file__).parent
-BASE = {"errors", "types", "events", "protocols", "codec"}
+BASE = {"errors", "types", "events", "protocols", "codec", "redact"}
 # Room -> rooms or single modules it may import from, besides itself and BASE.
 ARROWS: dict[str, set[str]] = {
     "algo": set(),
@@ -37,7 +37,9 @@ LIGHT = [
     "rftcli.plan.compile", "rftcli.plan.show", "rftcli.probe.machine", "rftcli.probe.model", "rftcli.probe.data", "rftcli.probe.lengths",
     "rftcli.data.rows", "rftcli.data.source", "rftcli.data.prompts", "rftcli.rewards.rules", "rftcli.rewards.table", "rftcli.rewards.functions",
     "rftcli.builtin", "rftcli.engines.fake", "rftcli.engines.table", "rftcli.observe.table", "rftcli.observe.history", "rftcli.observe.plain",
-    "rftcli.observe.lessons", "rftcli.observe.follow", "rftcli.runtime.checks", "rftcli.runtime.measure", "rftcli.runtime.references", "rftcli.runtime.prepare", "rftcli.runtime.start", "rftcli.runtime.launch",
+    "rftcli.observe.lessons", "rftcli.observe.follow", "rftcli.runtime.checks", "rftcli.runtime.measure", "rftcli.runtime.references",
+    "rftcli.runtime.prepare", "rftcli.runtime.start", "rftcli.runtime.launch",
+    "rftcli.redact", "rftcli.runtime.hosts", "rftcli.runtime.joined", "rftcli.runtime.warden", "rftcli.runtime.travel",
     "rftcli.cli.main", "rftcli.cli.train", "rftcli.cli.resume", "rftcli.cli.evaluate", "rftcli.cli.validate", "rftcli.cli.plan",
     "rftcli.cli.explain", "rftcli.cli.schema", "rftcli.cli.samples", "rftcli.cli.export", "rftcli.cli.clean",
     "rftcli.runtime.compare", "rftcli.runtime.clean", "rftcli.runtime.export", "rftcli.observe.sample_view", "rftcli.algo.votes", "rftcli.algo.paired",

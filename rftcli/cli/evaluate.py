@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcli.cli import talk
+from rftcli.cli import talk, where
 from rftcli.cli.train import Quiet, RunDirOption
+from rftcli.errors import UsageError
 
 if TYPE_CHECKING:
     from rftcli.runtime.compare import Other
@@ -29,6 +30,9 @@ def evaluate(
     run_dir: RunDirOption = None,
     ranks: talk.Ranks = None,
     gpus: talk.Gpus = None,
+    nodes: where.Nodes = None,
+    hostfile: where.Hostfile = None,
+    launcher: where.Launcher = None,
     quiet: Quiet = False,
     as_json: talk.Json = False,
 ) -> int:
@@ -38,15 +42,22 @@ def evaluate(
     from rftcli.runtime import start
 
     other = None if compare is None else comparing.other_of(compare)
-    job = start.evaluation(target, sets, run_dir, ranks=ranks, gpus=gpus, step=step)
-    if other is not None:
-        return _compare(job, other, quiet=quiet or as_json, as_json=as_json)
-    talk.say(f"evaluating {job.what}\nrun directory: {job.run.path}")
-    outcome = start.evaluate(job, watchers(job.run, quiet=quiet or as_json))
-    return finish(job.run, outcome, as_json=as_json)
+    place = where.where(run_dir, ranks=ranks, gpus=gpus, nodes=nodes, hostfile=hostfile, launcher=launcher)
+    if place.follows:
+        return place.follow()
+    with place.leading():
+        if other is not None and place.crew is not None:
+            raise UsageError("--compare starts its ranks twice, which a job of another launcher cannot", hint="run it with --hostfile or on one machine")
+        place.check(run_dir or Path("runs"))
+        job = start.evaluation(target, sets, run_dir, ranks=ranks, gpus=gpus, step=step, several=place.several)
+        if other is not None:
+            return _compare(job, other, place, quiet=quiet or as_json, as_json=as_json)
+        talk.say(f"evaluating {job.what}\nrun directory: {job.run.path}")
+        outcome = start.evaluate(job, watchers(job.run, quiet=quiet or as_json), place.way(job.plan))
+        return finish(job.run, outcome, as_json=as_json)
 
 
-def _compare(job: EvalJob, other: Other, *, quiet: bool, as_json: bool) -> int:
+def _compare(job: EvalJob, other: Other, place: where.Where, *, quiet: bool, as_json: bool) -> int:
     """Both evaluations, one after the other, then the paired test."""
     from rftcli.cli.watch import finish, watchers
     from rftcli.runtime import compare as comparing
@@ -57,7 +68,7 @@ def _compare(job: EvalJob, other: Other, *, quiet: bool, as_json: bool) -> int:
         if one is None:
             continue
         talk.say(f"evaluating {one.what}\nrun directory: {one.run.path}")
-        outcome = start.evaluate(one, watchers(one.run, quiet=quiet))
+        outcome = start.evaluate(one, watchers(one.run, quiet=quiet), place.way(one.plan))
         if outcome.exit_code:
             return finish(one.run, outcome, as_json=as_json)
         files.append(comparing.samples_of(one))

@@ -5,11 +5,12 @@ Each command is one file with one typer app; this file imports none of them unti
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
 from rftcli import __version__
-from rftcli.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RftError
+from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RftError
 
 # How to add one: write `cli/<file>.py` with a typer app of one command called `app`, and add its row.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -33,14 +34,14 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     if not given or given[0] in ("--help", "-h", "help"):
         print(help_text())
-        raise SystemExit(EXIT_OK if given else EXIT_USAGE)
+        raise SystemExit(_flushed(EXIT_OK if given else EXIT_USAGE))
     if given[0] in ("--version", "-V"):
         print(f"rft {__version__}")
         raise SystemExit(EXIT_OK)
     name, rest = given[0], given[1:]
     if name not in COMMANDS:
         raise SystemExit(_unknown(name))
-    raise SystemExit(run(name, rest))
+    raise SystemExit(_flushed(run(name, rest)))
 
 
 def run(name: str, arguments: list[str]) -> int:
@@ -66,7 +67,30 @@ def run(name: str, arguments: list[str]) -> int:
 
         show_error(error)
         return error.exit_code
+    except BrokenPipeError:  # `| head`: whoever read has gone, and wants no more
+        _to_nowhere()
+        return EXIT_OK
+    except OSError as error:
+        from rftcli.cli.talk import show_full_disk
+
+        if not show_full_disk(error):
+            raise
+        return EXIT_FAILED
     return code if isinstance(code, int) else EXIT_OK
+
+
+def _to_nowhere() -> None:
+    """What is still to be written to stdout vanishes, also what Python writes when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _flushed(code: int) -> int:
+    """The exit code, after everything is written: a reader that has gone is no failure."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _to_nowhere()
+    return code
 
 
 def help_text() -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rftcli.cli import talk
+from rftcli.cli import talk, where
 from rftcli.errors import UsageError
 
 app = typer.Typer(add_completion=False)
@@ -19,6 +19,9 @@ def plan(
     sets: talk.Sets = [],  # noqa: B006 - typer copies it
     ranks: talk.Ranks = None,
     gpus: talk.Gpus = None,
+    nodes: where.Nodes = None,
+    hostfile: where.Hostfile = None,
+    launcher: where.Launcher = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan here; `rft train PLAN` runs it.")] = None,
     as_json: talk.Json = False,
 ) -> int:
@@ -30,7 +33,8 @@ def plan(
     from rftcli.runtime import prepare
     from rftcli.runtime.rundir import write_text
 
-    prepared = prepare.prepare(recipe, sets, ranks=ranks, gpus=gpus)
+    place = where.where(None, ranks=ranks, gpus=gpus, nodes=nodes, hostfile=hostfile, launcher=launcher)
+    prepared = prepare.prepare(recipe, sets, ranks=ranks, gpus=gpus, several=place.several)
     for text in prepared.warnings:
         talk.say(f"warning: {text}")
     if out is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -23,20 +22,21 @@ def status(
     """Say how a run stands."""
     from rftcli.codec import to_data
     from rftcli.runtime.rundir import RunDir
+    from rftcli.runtime.verdict import why_dead
 
     run = RunDir(_newest() if run_dir is None else run_dir)
     state = run.read_state()
     if state is None:
         raise UsageError(f"{run.path} is not a run directory (no state.json)")
+    dead = why_dead(run, state)
     if as_json:
-        talk.data({"run_dir": str(run.path), **to_data(state), "dead": state.looks_dead})
+        talk.data({"run_dir": str(run.path), **to_data(state), "dead": dead is not None})
         return 0
-    age = time.time() - state.heartbeat
-    word = f"dead (no heartbeat for {age:.0f} s; `rft resume {run.path}`)" if state.looks_dead else state.status
+    word = state.status if dead is None else f"dead ({dead}; `rft resume {run.path}`)"
     events = last_attempts(read_events(run.events)) if run.events.exists() else []
     steps = next((event.info["steps"] for event in reversed(events) if isinstance(event, RunStarted) and "steps" in event.info), None)
     lines = [str(run.path), f"{word}, step {state.step}{f' of {steps}' if steps else ''}, attempt {state.attempt}", *_numbers(events)]
-    print("\n".join(lines + ([state.cause] if state.cause else [])))
+    print(talk.plain("\n".join(lines + ([state.cause] if state.cause else []))))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rftcli.errors import RecipeError, RftError
+from rftcli.observe.text import clean
 
 RecipeArgument = Annotated[Path, typer.Argument(help="A recipe (YAML), or the name of a shipped one.", show_default=False)]
 Sets = Annotated[list[str], typer.Option("--set", help="Override a key: dotted.path=value, the value in YAML. Repeatable.", metavar="KEY=VALUE")]
@@ -19,8 +21,14 @@ Gpus = Annotated[int | None, typer.Option("--gpus", help="GPUs to use; default: 
 
 
 def say(text: str) -> None:
-    """Talk goes to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Talk goes to stderr. Names and errors in it may come from anywhere: what would steer a terminal is taken out here."""
+    with contextlib.suppress(BrokenPipeError):
+        print(plain(text), file=sys.stderr, flush=True)
+
+
+def plain(text: str) -> str:
+    """Text for a terminal, whole, with its lines, without control sequences."""
+    return clean(text, len(text) + 3, lines=True)
 
 
 def data(value: Any) -> None:
@@ -35,3 +43,15 @@ def show_error(error: RftError) -> None:
     say(f"error: {error.message}")
     if error.hint is not None:
         say(f"hint: {error.hint}")
+
+
+def show_full_disk(error: OSError) -> bool:
+    """Say that a disk is full where the error says so; False: it says something else."""
+    from rftcli.runtime import disk
+
+    if not disk.is_full(error):
+        return False
+    where = Path(error.filename or ".")
+    say(f"error: no space left on the disk: {error.filename or 'a file'} could not be written ({disk.free_text(where)})")
+    say(f"hint: free space (`df -h {where.parent}`); a run that was going goes on with `rft resume RUN_DIR`")
+    return True

@@ -30,4 +30,5 @@ OBSERVERS: dict[str, str] = {
     "console": "rftcli.observe.console:Console",
     "tensorboard": "rftcli.observe.tensorboard:TensorBoard",
     "wandb": "rftcli.observe.wandb:Wandb",
+    "python": "rftcli.observe.own:Own",
 }

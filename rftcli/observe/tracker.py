@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rftcli.observe.files import write_json
 from rftcli.observe.follow import Audience, follow
@@ -33,6 +33,13 @@ LATE = "did not finish in time; what is kept on disk can be uploaded later"
 _log = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class Noted(Protocol):
+    """An observer that may have started otherwise than it was asked to, and says how."""
+
+    note: str | None
+
+
 class Status:
     """What became of each tracker, on disk after every change."""
 
@@ -40,8 +47,9 @@ class Status:
         self._path = path
         self._status: dict[str, str] = {}
 
-    def ok(self, name: str) -> None:
-        self._set(name, "ok")
+    def ok(self, name: str, note: str | None = None) -> None:
+        """`note`: what a person should know all the same."""
+        self._set(name, note or "ok")
 
     def failed(self, name: str, why: str) -> None:
         self._set(name, f"failed: {why}")
@@ -70,7 +78,7 @@ def track(run_dir: Path, attempt: int, spec: Mapping[str, Any], parent: int, clo
         else:
             observers.append(observer)
             names[id(observer)] = name
-            status.ok(name)
+            status.ok(name, observer.note if isinstance(observer, Noted) else None)
 
     def failed(observer: Observer, error: Exception) -> None:
         status.failed(names[id(observer)], _one_line(error))
@@ -100,10 +108,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, default=os.getppid(), help="process whose end ends this one too (default: the one that started it)")
     chosen = parser.parse_args(arguments)
     _leave_the_terminal(chosen.run_dir / "attempts" / str(chosen.attempt) / "logs" / "trackers.log")
-    if track(chosen.run_dir, chosen.attempt, chosen.spec, chosen.parent):
-        return 0
+    finished = track(chosen.run_dir, chosen.attempt, chosen.spec, chosen.parent)
     logging.shutdown()
-    os._exit(1)  # a tracker that hangs in its own exit handlers would keep the process alive
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if finished else 1)  # a tracker that hangs in its own exit handlers would keep the process alive
 
 
 def _leave_the_terminal(log: Path) -> None:

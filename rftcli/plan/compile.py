@@ -9,16 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rftcli.plan.compile_algorithm import advantage_plan, loss_plan
+from rftcli.plan.compile_checkpoint import checkpoint_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_models import check_models, model_plan, reference_plans
 from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
-from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, samples_plan, track_plan
+from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
 from rftcli.plan.facts import Facts, ModelFacts
-from rftcli.plan.plan import CheckpointPlan, Plan, WorldPlan
+from rftcli.plan.plan import Plan, WorldPlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
@@ -48,8 +49,9 @@ def compile_plan(
         ranks=facts.ranks,
         device=device,
         backend="nccl" if device == "cuda" else "gloo",
-        threads_per_rank=max(1, facts.machine.cores // max(1, facts.ranks)),
         deterministic=recipe.train.deterministic,
+        threads_per_rank=max(1, facts.machine.cores // max(1, facts.ranks // facts.nodes)),
+        nodes=facts.nodes,
     )
     policy = model_plan(recipe, facts, device, policy_path)
     other = None if reference_path is None else ModelFacts(path=reference_path, revision=reference_revision)
@@ -76,6 +78,7 @@ def compile_plan(
         name=name,
         seed=recipe.seed,
         steps=steps,
+        max_hours=recipe.train.max_hours,
         world=world,
         policy=policy,
         reference=reference,
@@ -90,11 +93,13 @@ def compile_plan(
         eval=evaluation,
         early_stop=early_stop_plan(recipe),
         samples=samples_plan(recipe),
-        checkpoint=CheckpointPlan(every=recipe.checkpoint.every, keep=recipe.checkpoint.keep, save_hf=recipe.checkpoint.save_hf),
-        track=track_plan(recipe),
+        checkpoint=checkpoint_plan(recipe),
         kl=kl_plan(recipe, notes),
         critic=critic_plan(recipe, policy, learner, batch, steps, critic),
         freeze_policy_steps=recipe.train.freeze_policy_steps,
         supervised=supervised_plan(recipe, batch),
+        track=track_plan(recipe, search_path),
+        launch=launch_plan(recipe),
+        profile=profile_plan(recipe),
         notes=tuple(notes),
     )

@@ -11,6 +11,8 @@ from rftcli.plan.plan import (
     EarlyStopPlan,
     EvalPlan,
     EvalSampling,
+    LaunchPlan,
+    ProfilePlan,
     RewardPlan,
     SamplesPlan,
     TrackPlan,
@@ -88,9 +90,22 @@ def samples_plan(recipe: Recipe) -> SamplesPlan:
     return SamplesPlan(every=recipe.samples.every, max=recipe.samples.max)
 
 
-def track_plan(recipe: Recipe) -> TrackPlan:
+def track_plan(recipe: Recipe, folder: str) -> TrackPlan:
     tensorboard = recipe.track.tensorboard
     if tensorboard is True:
         tensorboard = "tensorboard"  # inside the run directory
-    wandb = recipe.track.wandb
-    return TrackPlan(tensorboard=tensorboard or None, wandb=None if wandb is None else wandb.model_dump(mode="json"))
+    wandb, own = recipe.track.wandb, recipe.track.python
+    return TrackPlan(
+        tensorboard=tensorboard or None,
+        wandb=None if wandb is None else wandb.model_dump(mode="json"),
+        python=None if own is None else {"target": own, "folder": folder},
+    )
+
+
+def launch_plan(recipe: Recipe) -> LaunchPlan:
+    return LaunchPlan(env=dict(recipe.launch.env), timeout_minutes=recipe.launch.timeout_minutes)
+
+
+def profile_plan(recipe: Recipe) -> ProfilePlan:
+    section = recipe.profile
+    return ProfilePlan(steps=tuple(sorted(set(section.steps))), tool=section.tool, ranks=section.ranks)

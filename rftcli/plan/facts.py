@@ -42,8 +42,9 @@ class Facts:
     machine: MachineFacts
     model: ModelFacts
     ranks: int
-    """Real rank count: GPUs in use, or processes on a CPU."""
+    """Real rank count: GPUs in use, or processes on a CPU. On all nodes together."""
     tokenizer_revision: str | None = None
     """Commit of a tokenizer that has a hub id of its own."""
+    nodes: int = 1
     train_rows: int | None = None
     """Rows of all training sets together; None if they have not been counted."""

@@ -31,6 +31,8 @@ class WorldPlan:
     threads_per_rank: int
     deterministic: bool = False
     """Only kernels with repeatable results run."""
+    nodes: int = 1
+    """Machines; every one runs ranks / nodes of the ranks, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,9 +292,25 @@ class SamplesPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepBestPlan:
+    set: str
+    metric: str
+    """Of the set's evaluation: mean@1, pass@4, ..."""
+    highest: bool
+    """Is more better?"""
+    keep: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
     every: int
+    every_minutes: float | None
+    before_deadline: bool
+    deadline_margin_seconds: float
     keep: int
+    keep_best: KeepBestPlan | None
+    max_gib: float | None
+    trainer_state: bool
     save_hf: bool
 
 
@@ -300,6 +318,22 @@ class CheckpointPlan:
 class TrackPlan:
     tensorboard: str | None
     wandb: Mapping[str, Any] | None
+    python: Mapping[str, Any] | None = None
+    """`target` of the user's own observer, and the `folder` it is imported from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_minutes: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePlan:
+    steps: tuple[int, ...] = ()
+    tool: str = "torch"
+    ranks: str = "first"
+    """first or all"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +341,8 @@ class Plan:
     name: str
     seed: int
     steps: int
+    max_hours: float | None
+    """Of one attempt, from its start."""
     world: WorldPlan
     policy: ModelPlan
     reference: ModelPlan | None
@@ -323,6 +359,8 @@ class Plan:
     samples: SamplesPlan
     checkpoint: CheckpointPlan
     track: TrackPlan
+    launch: LaunchPlan = field(default_factory=LaunchPlan)
+    profile: ProfilePlan = field(default_factory=ProfilePlan)
     notes: tuple[str, ...] = ()
     """Decisions taken for the person, each with its reason; warnings of the compiler."""
     kl: KlPlan | None = None
@@ -344,9 +382,8 @@ class Plan:
         if not self.data.eval:
             return False
         every, draws, drawn = self.eval.every, self.eval.every_draws, self.batch.prompts_per_step
-        due = every > 0 and step % every == 0
         passed = draws > 0 and step * drawn // draws > (step - 1) * drawn // draws
-        return due or passed or (self.eval.at_end and step == self.steps)
+        return (every > 0 and step % every == 0) or passed or (self.eval.at_end and step == self.steps)
 
     @property
     def eval_rewards(self) -> RewardPlan:

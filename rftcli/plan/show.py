@@ -15,7 +15,7 @@ def plan_text(plan: Plan) -> str:
     rows = [
         ("plan", f"{plan.name}  {plan_hash(plan)}"),
         ("run", f"{plan.steps} steps, seed {plan.seed}"),
-        ("ranks", f"{plan.world.ranks} x {plan.world.device} ({plan.world.backend}), {plan.world.threads_per_rank} threads each"),
+        ("ranks", f"{plan.world.ranks} x {plan.world.device} ({plan.world.backend}){_nodes(plan)}, {plan.world.threads_per_rank} threads each"),
         ("policy", f"{plan.policy.given}, {_count(parameters)} parameters, {plan.policy.dtype}, attention {plan.policy.attention}"),
         *model_rows(plan),
         ("batch", plan.batch.equation),
@@ -50,6 +50,11 @@ def plan_text(plan: Plan) -> str:
 def _passes(rollout: RolloutPlan) -> str:
     rows = f"{rollout.batch_rows} rows a pass" if rollout.batch_tokens is None else f"at most {rollout.batch_tokens} tokens a pass"
     return f"{rows}, refilled" if rollout.continuous else rows
+
+
+def _nodes(plan: Plan) -> str:
+    nodes = plan.world.nodes
+    return "" if nodes == 1 else f" on {nodes} nodes of {plan.world.ranks // nodes}"
 
 
 def _count(parameters: int | None) -> str:

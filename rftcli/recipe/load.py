@@ -97,16 +97,17 @@ def load_recipe(
     env: AnyMapping[str, str] | None = None,
     known_rules: KnownRules | None = None,
     shipped: Path | None = None,
+    text: str | None = None,
 ) -> LoadedRecipe:
-    """Read, merge and check the recipe in the file `path`.
+    """Read, merge and check the recipe in the file `path`, or `text` as if it stood there.
 
     `sets`: `dotted.path=value` texts, laid on top in order. `env`: for `${VAR}`, the process's own by default. `known_rules`: name of each reward
     rule -> names of its options; without it they are not checked. `shipped`: folder that `presets/` lies in. Raises RecipeError.
     """
     shown = str(path)
     try:
-        source = read_source(Path(path), shown)
         real = Path(path).resolve()
+        source = read_source(Path(path), shown) if text is None else Source(shown, text, str(real.parent))
     except YamlFault as fault:
         raise_problems(shown, [fault.problem])
         raise

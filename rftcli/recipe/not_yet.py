@@ -52,12 +52,6 @@ KEYS: dict[str, str] = {
     "algorithm.loss.correction": "sampler and trainer are the same model in the engine `hf`",
     "algorithm.loss.entropy_coefficient": "there is no entropy term",
     "algorithm.loss.top_entropy_share": "all tokens are trained",
-    "train.max_hours": "stop the run with Ctrl-C or SIGTERM: it writes a checkpoint",
-    "checkpoint.every_minutes": "use `every`, in steps",
-    "checkpoint.before_deadline": "use `every`, in steps",
-    "checkpoint.keep_best": "the newest are kept: use `keep`",
-    "checkpoint.trainer_state": "a checkpoint always holds the trainer's state",
-    "profile": "there is no profiler",
 }
 """Pattern of a key -> what holds instead."""
 
@@ -76,6 +70,7 @@ VALUES: dict[str, dict[str, str]] = {
     "algorithm.loss.kind": dict.fromkeys(
         ("rloo_sequence", "gspo", "gmpo", "cispo", "sapo", "cpg", "clip_cov", "kl_cov", "reinforce", "dro"), "use ppo_clip"
     ),
+    "profile.tool": dict.fromkeys(("nsys", "memory"), "use torch, or start the whole command under the tool: `nsys profile rft train ...`"),
 }
 """Pattern of a key -> value -> what to use instead."""
 

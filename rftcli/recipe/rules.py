@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import data_form_rules, data_rules, eval_rules, model_rules, ppo_rules, rollout_rules, update_rules
+from rftcli.recipe import checkpoint_rules, data_form_rules, data_rules, eval_rules, launch_rules, model_rules, ppo_rules, rollout_rules, update_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -347,5 +347,21 @@ RULES: dict[str, Rule] = {
         check=model_rules.own_arguments,
     ),
     "added-tokens": Rule(about=("models.policy.add_tokens",), text="Added tokens differ from each other.", check=model_rules.added_tokens),
+    "best-metric": Rule(
+        about=("checkpoint.keep_best.metric", "data.eval"),
+        text="The metric that picks the best checkpoints is one of an evaluation set.",
+        check=checkpoint_rules.best_metric,
+    ),
+    "nothing-to-save": Rule(
+        about=("checkpoint.trainer_state", "checkpoint.save_hf"),
+        text="A checkpoint holds the policy, the trainer's state, or both.",
+        check=checkpoint_rules.something_to_save,
+    ),
+    "launch-environment": Rule(
+        about=("launch.env",), text="The environment in a recipe holds no secrets and nothing that a launcher sets.", check=launch_rules.environment
+    ),
+    "traced-steps": Rule(
+        about=("profile.steps", "train.steps"), text="A step that is traced has to be reached.", check=launch_rules.traced_steps
+    ),
 }
 """Code -> rule, in the order in which a recipe is read."""

@@ -32,15 +32,17 @@ from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
-from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_critic
+from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_critic, saved_critic
+from rftcli.runtime.deadline import Boundary, TimeLimits
 from rftcli.runtime.early_stop import EarlyStop
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
 from rftcli.runtime.models import keep_mean, load_whole, make_policy, make_reference, make_tokenizer
+from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.supervised import make_supervised
-from rftcli.runtime.trackers import Trackers
+from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.evaluate import EvalSet
@@ -87,6 +89,7 @@ class Job:
     lessons: LessonState
     errors: ErrorWindow
     trackers: Trackers | None
+    profiler: StepProfiler
     tokenizer: Any
     model: Any
     """The policy in Hugging Face form, for its configuration; its weights may be sharded."""
@@ -97,6 +100,7 @@ class Job:
     kl: KlControl | None
     supervised: SupervisedStream | None
     info: dict[str, Any]
+    limits: TimeLimits
     first_step: int = 1
 
     def export(self, directory: Path, of: str = "live") -> None:
@@ -172,6 +176,7 @@ class Job:
 
     def close(self) -> None:
         """End worker processes and the engine."""
+        self.profiler.close()
         self.scorer.close()
         self.source.close()
         self.eval_scorer.close()
@@ -182,9 +187,9 @@ class Job:
         """Where the loop ends: the plan's last step, or before its first where the run had ended early when its checkpoint was written."""
         return 0 if self.early_stop.reached else self.plan.steps
 
-    def stop_reason(self) -> str | None:
-        """Agreed over ranks: what rank 0 sees counts for all."""
-        return self.world.gather(self.attempt.stop_reason() if self.world.rank == 0 else None)[0]
+    def step_over(self) -> Boundary:
+        """Does the run save, does it stop? Agreed over ranks: what rank 0 sees counts for all."""
+        return self.world.gather(self.limits.step_over(self.attempt.stop_reason()) if self.world.rank == 0 else None)[0]
 
 
 def device_of(plan: Plan, local_rank: int) -> torch.device:
@@ -269,8 +274,12 @@ def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:
         emit.log("the output head is more than a matrix: log-probs go through the model's own forward, which needs more memory")
 
 
-def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: torch.device, emit: Emitter, *, first_step: int) -> Job:
-    """Everything, on this rank. Cheap things first: a bad data set or reward is found before a model is loaded."""
+def build(
+    plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: torch.device, emit: Emitter, *, first_step: int, limits: TimeLimits,
+    weights: Path | None = None,
+) -> Job:  # fmt: skip
+    """Everything, on this rank. Cheap things first: a bad data set or reward is found before a model is loaded. `weights`: a policy to go on from
+    instead of the plan's (a checkpoint without the trainer's state)."""
     watch = Stopwatch(peak_gib=partial(peak_gib, device) if device.type == "cuda" else None)
     disable_progress_bar()
     paths = search_paths(plan)
@@ -288,7 +297,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
             emit.warn("overlong_prompts", f"data set `{name}`: {longer} ({plan.data.overlong_prompt})")
 
     torch.manual_seed(plan.seed)  # dropout, if any; sampling and order have keys of their own
-    model, adapter = make_policy(plan.policy, device, tokenizer, emit)
+    model, adapter = make_policy(plan.policy, device, tokenizer, emit, weights)
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     pad = pad_id(tokenizer)
     checkpointing, balance = plan.policy.gradient_checkpointing, plan.loss.router_coefficient > 0
@@ -305,7 +314,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
     keep_mean(plan.policy, learner, world)
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
-    critic = None if plan.critic is None else make_critic(plan.critic, world, device, tokenizer)
+    critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     kl = None if plan.kl is None else KlControl(plan.kl)
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)
@@ -315,6 +324,7 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
     kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
     registry |= {name: item for name, item in kept.items() if item is not None}
     registry |= {"early_stop": early_stop, "latest": latest}
+    registry["trackers"] = TrackerIds(run, writes=world.rank == 0)
     info = {
         "name": plan.name, "steps": plan.steps, "ranks": world.size, "device": plan.world.device, "engine": plan.rollout.engine,
         "model": plan.policy.given, "parameters": parameters, "zero_stage": plan.learner.zero_stage, "batch": plan.batch.equation,
@@ -327,5 +337,6 @@ def build(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, device: to
         sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
-        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, first_step=first_step,
+        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, first_step=first_step,
+        profiler=StepProfiler(plan.profile, attempt, emit, world.rank),
     )  # fmt: skip

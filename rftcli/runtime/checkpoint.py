@@ -22,12 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.errors import ResumeError, RftError
+from rftcli.plan.memory import GIB
 from rftcli.plan.plan import Plan, plan_hash, plan_to_json
 from rftcli.protocols import Learner, Stateful, World
+from rftcli.runtime import disk
+from rftcli.runtime.reshape import UnreadableError, load_trainer
+from rftcli.runtime.retention import prune
 from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, step_name, step_number, write_json, write_text
 
 UNFINISHED = ".writing_"
 """In front of the name of a checkpoint that is being written, or was when its run was killed."""
+FRESH_OPTIMIZER = "go on from its weights with a fresh optimizer: `rft resume RUN_DIR --accept`"
 BEFORE = "_before"
 """Behind the name of one that makes way for the same step of a later attempt."""
 
@@ -46,17 +51,19 @@ def save(
     """Write the checkpoint of `step`. Collective. Raises RftError on every rank when any rank could not write; older checkpoints are untouched."""
     target = run.checkpoints / step_name(step)
     fresh = target.with_name(UNFINISHED + target.name)
-    failure = _on_rank_zero(world, lambda: _begin(fresh))
-    _agree(world, failure, fresh, target)
+    need = disk.next_checkpoint_bytes(plan, run.committed_checkpoints())
+    failure = _on_rank_zero(world, lambda: _begin(fresh, need, with_trainer=plan.checkpoint.trainer_state))
+    _agree(world, failure, fresh, target, need)
     try:
-        learner.save(fresh / "trainer")
+        if plan.checkpoint.trainer_state:
+            learner.save(fresh / "trainer")
         failure = None
     except OSError as error:
         failure = _describe(error)
     except RuntimeError as error:  # torch.save reports a full disk as RuntimeError
         first_line = str(error).partition("\n")[0]
         failure = f"a file could not be written whole (is the disk full?): {first_line}"
-    _agree(world, failure, fresh, target)
+    _agree(world, failure, fresh, target, need)
     if plan.checkpoint.save_hf:
         try:
             export(fresh / "policy")  # collective: gathers sharded weights; rank 0 writes
@@ -64,20 +71,23 @@ def save(
             _remove_half(world, fresh)
             raise
     failure = _on_rank_zero(world, lambda: _finish(fresh, target, step, plan, registry, run, reward_sources))
-    _agree(world, failure, fresh, target)
+    _agree(world, failure, fresh, target, need)
     if world.rank == 0:
-        prune(run, plan.checkpoint.keep)
+        prune(run, plan.checkpoint)
     return target
 
 
-def _begin(fresh: Path) -> None:
+def _begin(fresh: Path, need: int | None, *, with_trainer: bool) -> None:
     for left in sorted(fresh.parent.glob(f"{UNFINISHED}*")):
         named = left.with_name(left.name.removeprefix(UNFINISHED).removesuffix(BEFORE))
         if (left / COMMITTED).is_file() and not named.exists():
             left.rename(named)  # whole: the run was killed between two renames
         else:
             shutil.rmtree(left)  # a write that was cut short, of any step
-    (fresh / "trainer").mkdir(parents=True)
+    (fresh / "trainer" if with_trainer else fresh).mkdir(parents=True)
+    free = disk.free_bytes(fresh)
+    if need is not None and free is not None and free < need:
+        raise OSError(errno.ENOSPC, "it would not fit", str(fresh))
 
 
 def _finish(
@@ -118,7 +128,7 @@ def _on_rank_zero(world: World, action: Callable[[], None]) -> str | None:
 
 
 def _describe(error: OSError) -> str:
-    if error.errno == errno.ENOSPC:
+    if error.errno in disk.FULL:
         return f"no space left on the disk ({error.filename or 'while writing'})"
     return f"{type(error).__name__}: {error}"
 
@@ -128,15 +138,16 @@ def _remove_half(world: World, fresh: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _agree(world: World, failure: str | None, fresh: Path, target: Path) -> None:
+def _agree(world: World, failure: str | None, fresh: Path, target: Path, need: int | None) -> None:
     """Raise on every rank alike when any of them failed. The half checkpoint is removed, so that the disk has room for a second try."""
     failures = [(rank, text) for rank, text in enumerate(world.gather(failure)) if text is not None]
     if not failures:
         return
     _remove_half(world, fresh)
     rank, text = failures[0]
+    room = "" if need is None else f"; a checkpoint takes about {need / GIB:.3g} GiB, {disk.free_text(target.parent)}"
     raise RftError(
-        f"the checkpoint {target.name} could not be written: rank {rank}: {text}",
+        f"the checkpoint {target.name} could not be written: rank {rank}: {text}{room}",
         hint=f"free space (`df -h {target.parent}`), then `rft resume {target.parent.parent}`: earlier checkpoints are whole",
     )
 
@@ -159,30 +170,46 @@ def _sync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def prune(run: RunDir, keep: int) -> None:
-    """Keep the newest `keep` committed checkpoints (0: all). COMMITTED goes first, so a removal cut short leaves nothing half."""
-    if keep <= 0:
-        return
-    for old in run.committed_checkpoints()[:-keep]:
-        (old / COMMITTED).unlink()
-        shutil.rmtree(old, ignore_errors=True)  # what cannot be deleted is no reason to end a run
+def restore(
+    folder: Path,
+    *,
+    learner: Learner,
+    registry: Mapping[str, Stateful],
+    world: World,
+    accept: bool = False,
+    warn: Callable[[str, str], None] = lambda code, text: None,
+) -> int:
+    """Load everything that remembers; returns the step. Collective. Raises ResumeError when the folder is not a whole checkpoint of this plan.
 
-
-def restore(folder: Path, *, learner: Learner, registry: Mapping[str, Stateful]) -> int:
-    """Load everything that remembers; returns the step. Collective. Raises ResumeError when the folder is not a whole checkpoint of this plan."""
+    With `accept`, what a changed plan does not share with the checkpoint starts anew, each with a warning: data that changed, parts that are new.
+    """
     progress = read_progress(folder)
     states: dict[str, Any] = progress["state"]
-    if set(states) != set(registry):
+    if set(states) != set(registry) and not accept:
         raise ResumeError(
-            f"{folder} remembers {sorted(states)}, this version {sorted(registry)}", hint="resume with the version that wrote the checkpoint"
+            f"{folder} remembers {sorted(states)}, this plan needs {sorted(registry)}",
+            hint="resume with the version that wrote the checkpoint, or let the difference start anew: `rft resume RUN_DIR --accept`",
         )
     try:
-        learner.load(folder / "trainer")
-    except (OSError, RuntimeError, AssertionError, EOFError, RftError) as error:  # what torch and DeepSpeed say of a damaged or missing file
+        if (folder / "trainer").is_dir():
+            load_trainer(folder / "trainer", learner, world, written_by=int(progress["ranks"]))
+        elif not accept:
+            raise ResumeError(f"{folder} holds no trainer state (checkpoint.trainer_state was false)", hint=FRESH_OPTIMIZER)
+    except (OSError, RuntimeError, AssertionError, EOFError, UnreadableError) as error:  # what torch and DeepSpeed say of a damaged or missing file
         text = str(error).partition("\n")[0] or type(error).__name__
-        raise ResumeError(f"{folder}/trainer cannot be read: {text}", hint=_older(folder)) from error
+        raise ResumeError(f"{folder}/trainer cannot be read: {text}", hint=older(folder)) from error
     for name, item in registry.items():
-        item.load_state_dict(states[name])
+        if name not in states:
+            warn("starts_anew", f"the checkpoint does not remember `{name}`: it starts anew")
+            continue
+        try:
+            item.load_state_dict(states[name])
+        except ResumeError as error:
+            if not accept:
+                raise
+            warn("starts_anew", f"`{name}` starts anew: {error.message}")
+    for name in sorted(set(states) - set(registry)):
+        warn("left_behind", f"the checkpoint remembers `{name}`, which this plan does not have")
     return int(progress["step"])
 
 
@@ -192,13 +219,13 @@ def read_progress(folder: Path) -> dict[str, Any]:
     try:
         progress = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ResumeError(f"{folder}/progress.json cannot be read: {error}", hint=_older(folder)) from error
+        raise ResumeError(f"{folder}/progress.json cannot be read: {error}", hint=older(folder)) from error
     if not isinstance(progress, dict) or not {"step", "ranks", "state"} <= set(progress) or not isinstance(progress["state"], dict):
-        raise ResumeError(f"{folder}/progress.json is damaged", hint=_older(folder))
+        raise ResumeError(f"{folder}/progress.json is damaged", hint=older(folder))
     return progress
 
 
-def _older(folder: Path) -> str | None:
+def older(folder: Path) -> str | None:
     """The way out of a damaged checkpoint: the next older whole one."""
     run = RunDir(folder.parent.parent)
     older = [step_number(item) for item in run.committed_checkpoints() if item.name < folder.name]

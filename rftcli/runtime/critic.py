@@ -5,6 +5,7 @@ What it leaves out: the value model itself (`models.value`) and what its values 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ def make_critic(plan: CriticPlan, world: World, device: torch.device, tokenizer:
     return CriticLearner(ValueModel(model, gradient_checkpointing=plan.model.gradient_checkpointing), plan.learner, world, device, temperature=1.0)
 
 
+def saved_critic(plan: CriticPlan, policy: Path | None) -> CriticPlan:
+    """The critic to start from: the plan's, or the one saved beside the `policy` of a checkpoint without the trainer's state."""
+    folder = None if policy is None else policy.with_name(CRITIC_FOLDER)
+    return plan if folder is None or not folder.is_dir() else replace(plan, head=None, model=replace(plan.model, path=str(folder), revision=None))
+
+
 class Trained:
     """Policy and, if there is one, critic: what a checkpoint's trainer/ holds."""
 
@@ -57,7 +64,7 @@ class Trained:
     def save(self, directory: Path) -> None:
         """Collective. An error of one role is raised after both are through: the other ranks are still writing."""
         failure: OSError | RuntimeError | None = None
-        for learner, folder in self._roles(directory):
+        for learner, folder in self.roles(directory):
             try:
                 learner.save(folder)
             except (OSError, RuntimeError) as error:
@@ -66,10 +73,10 @@ class Trained:
             raise failure
 
     def load(self, directory: Path) -> None:
-        for learner, folder in self._roles(directory):
+        for learner, folder in self.roles(directory):
             learner.load(folder)
 
-    def _roles(self, directory: Path) -> list[tuple[Any, Path]]:
+    def roles(self, directory: Path) -> list[tuple[Any, Path]]:
         roles = [(self.policy, directory)]
         return roles if self.critic is None else [*roles, (self.critic, directory / CRITIC_FOLDER)]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 import time
 from dataclasses import replace
 from typing import IO
 
 from rftcli.events import Event, Logged, Progress, Warned, to_line
+from rftcli.redact import known_values, redacted_text
 from rftcli.runtime.rundir import HEARTBEAT_SECONDS, RunDir, State
 
 _log = logging.getLogger("rft")
@@ -24,6 +27,7 @@ class Emitter:
         self.step = step
         self._run = run
         self._writes = writes
+        self._secrets = known_values(os.environ)
         self._lock = threading.Lock()
         self._file: IO[str] | None = None
         self._last_progress = 0.0
@@ -50,10 +54,10 @@ class Emitter:
         self.step = step
 
     def warn(self, code: str, text: str) -> None:
-        self.emit(Warned(time=time.time(), attempt=self.attempt, step=self.step, code=code, text=text))
+        self.emit(Warned(time=time.time(), attempt=self.attempt, step=self.step, code=code, text=redacted_text(text, self._secrets)))
 
     def log(self, text: str) -> None:
-        self.emit(Logged(time=time.time(), attempt=self.attempt, step=self.step, text=text))
+        self.emit(Logged(time=time.time(), attempt=self.attempt, step=self.step, text=redacted_text(text, self._secrets)))
 
     def progress(self, stage: str, done: int, of: int) -> None:
         now = time.time()
@@ -81,4 +85,5 @@ class Emitter:
             with self._lock:
                 if self._state.status == "running":
                     self._state = replace(self._state, heartbeat=time.time())
-                    self._run.write_state(self._state)
+                    with contextlib.suppress(OSError):  # a full disk: the next event says so; the next beat may find room
+                        self._run.write_state(self._state)

@@ -6,14 +6,11 @@ first rank that failed or vanished is named with its cause. Leaves out what the 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,15 +20,21 @@ from typing import Any
 from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_RESUME, EXIT_STOPPED
 from rftcli.events import RunEnded, to_line
 from rftcli.observe.follow import Audience, follow
-from rftcli.plan.plan import Plan
+from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.protocols import Observer
-from rftcli.runtime.rundir import AttemptDir, RunDir, State
-from rftcli.runtime.verdict import RankWatch, first_cause, first_exit_code
+from rftcli.redact import known_values, redacted_arguments
+from rftcli.runtime import disk
+from rftcli.runtime.environment import live_plan
+from rftcli.runtime.rundir import AttemptDir, RunDir, State, write_json
+from rftcli.runtime.verdict import Watch, first_cause, first_exit_code
+from rftcli.runtime.warden import LEAVE_SECONDS, SILENT_SECONDS, Pulse, command_file, over_file, read_small
+from rftcli.runtime.ways import OneMachine, OneOfCrew, Way
 
 END_GRACE_SECONDS = 45.0
 """Time for ranks to leave after the run has ended, before they are killed: trackers flush in it."""
 KILL_GRACE_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
+LAUNCHER_GONE = "the launcher that had started this job was ended from outside, and its ranks with it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,29 +43,29 @@ class Outcome:
     state: State
 
 
-def launch(run: RunDir, attempt: AttemptDir, plan: Plan, *, job: Mapping[str, Any], observers: Sequence[Observer]) -> Outcome:
-    """Run one attempt to its end. `job` is what the ranks read beside the plan (mode, checkpoint); written to launch.json."""
-    command = launcher_command(attempt, plan)
-    attempt.launch.write_text(json.dumps({"command": command, "job": dict(job)}, indent=2) + "\n", encoding="utf-8")
+def launch(
+    run: RunDir, attempt: AttemptDir, plan: Plan, *, job: Mapping[str, Any], observers: Sequence[Observer], way: Way | None = None
+) -> Outcome:
+    """Run one attempt to its end. `job` is what the ranks read beside the plan (mode, checkpoint); written to launch.json. `way`: how the ranks are
+    started; None: on this machine."""
+    way = OneMachine(plan.world.ranks) if way is None else way
+    command = way.command(attempt)
+    told = {"command": redacted_arguments(command, known_values(os.environ)), "job": dict(job), **way.meeting()}
     before = run.read_state()
     run.write_state(State(status="running", step=int(job.get("step", 0)), attempt=attempt.number, heartbeat=time.time()))
+    write_json(attempt.launch, told)
+    if isinstance(way, OneOfCrew):
+        way.crew.announce(attempt)
     stops = StopRequests(attempt)
-    with (attempt.logs / "launcher.log").open("ab") as log, stops.listening():
-        launcher = subprocess.Popen(
-            command,
-            env=rank_environment(plan, attempt),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
-        watch = RankWatch(attempt, plan.world.ranks)
+    with stops.listening():
+        launcher = start(command, way, plan, attempt.logs / "launcher.log")
+        watch = way.watch(attempt, plan)
 
         def over() -> bool:
+            way.beat()
             watch.look()
-            if stops.now:
-                _end(launcher, watch, KILL_GRACE_SECONDS)
+            if stops.now or watch.broken or way.abandoned:
+                _end(launcher, way, watch, KILL_GRACE_SECONDS)
             return launcher.poll() is not None
 
         audience = Audience(observers)
@@ -70,44 +73,61 @@ def launch(run: RunDir, attempt: AttemptDir, plan: Plan, *, job: Mapping[str, An
             follow(run.path, [audience], attempt.number, from_start=True, stop=over)
             _wait(launcher, over, END_GRACE_SECONDS)
         finally:
-            _end(launcher, watch, KILL_GRACE_SECONDS)
+            _end(launcher, way, watch, KILL_GRACE_SECONDS)
             audience.close()
-    return outcome(run, attempt, watch, stops, before)
+        result = outcome(run, attempt, watch, stops, before, way)
+        watch.tell(result.exit_code)
+    return result
 
 
-def launcher_command(attempt: AttemptDir, plan: Plan) -> list[str]:
-    """DeepSpeed's per-node launcher for one machine. Ranks meet through a file, so its port is never listened on."""
-    world = base64.urlsafe_b64encode(json.dumps({"localhost": list(range(plan.world.ranks))}).encode()).decode()
-    return [
-        *(sys.executable, "-m", "deepspeed.launcher.launch"),
-        *(f"--world_info={world}", "--node_rank=0", "--master_addr=127.0.0.1", "--master_port=29500", "--no_local_rank"),
-        *("--module", "rftcli.runtime.rank", str(attempt.run.path), str(attempt.number)),
-    ]
+def start(command: Sequence[str], way: Way, plan: Plan, log: Path) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that Ctrl-C reaches this process alone; it goes when this process goes."""
+
+    def die_with_parent() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, way.death_signal)
+
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            env=way.environment(live_plan(plan, os.environ)),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
 
 
-def rank_environment(plan: Plan, attempt: AttemptDir) -> dict[str, str]:
-    """This process's environment plus what every rank needs to be the same on any machine."""
-    package_root = str(Path(__file__).resolve().parents[2])
-    threads = str(plan.world.threads_per_rank)
-    paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "PYTHONUNBUFFERED": "1",
-        "DS_ACCELERATOR": plan.world.device,
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        **({"MKL_CBWR": "AUTO,STRICT"} if plan.world.device == "cpu" else {}),  # matrix products with the same bits for any thread count
-    }
+def serve(attempt: AttemptDir, way: OneOfCrew) -> int:
+    """In a process of a job that somebody else has started, but for rank 0: this rank from its start to its end; the exit code of the whole job."""
+    plan = plan_from_json(attempt.plan.read_text(encoding="utf-8"))
+    stops = StopRequests(attempt, speaks=False)
+    told = Pulse()
+    with stops.listening():
+        launcher = start(way.command(attempt), way, plan, attempt.logs / f"launcher_{way.crew.place.rank}.log")
+        try:
+            while True:
+                way.beat()
+                last = read_small(over_file(attempt))
+                if last is not None and "exit_code" in last:
+                    _wait(launcher, lambda: launcher.poll() is not None, KILL_GRACE_SECONDS)
+                    return int(last["exit_code"])
+                command = read_small(command_file(attempt))
+                silent = told.seen((None if command is None else command["beat"], last))
+                if stops.now or way.abandoned or silent > SILENT_SECONDS + END_GRACE_SECONDS:
+                    return EXIT_INTERRUPTED if stops.now else EXIT_FAILED
+                time.sleep(0.2)
+        finally:
+            _end(launcher, way, None, KILL_GRACE_SECONDS)
 
 
 class StopRequests:
-    """Ctrl-C and SIGTERM: the first asks the ranks to stop after this step, a second Ctrl-C ends them at once."""
+    """Ctrl-C and SIGTERM: the first asks the ranks to stop after this step, a second one ends them at once."""
 
-    def __init__(self, attempt: AttemptDir) -> None:
-        self.now = False
+    def __init__(self, attempt: AttemptDir, *, speaks: bool = True) -> None:
+        self.now: str | None = None
+        """The signal that asked for an end at once."""
+        self._speaks = speaks
         self._attempt = attempt
         self._asked = False
 
@@ -124,17 +144,21 @@ class StopRequests:
                 signal.signal(number, handler)
 
     def _heard(self, number: int, frame: object) -> None:
-        if number == signal.SIGINT and self._asked:
-            self.now = True
+        word = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if self._asked and number != signal.SIGHUP:  # a terminal that closes may say so twice
+            self.now = word
             return
         self._asked = True
-        reason = "interrupt" if number == signal.SIGINT else "terminate"
-        self._attempt.request_stop(reason)
-        text = "stopping after this step with a checkpoint" + ("; Ctrl-C again ends it now" if number == signal.SIGINT else "")
-        os.write(2, f"\n{text}\n".encode())
+        try:
+            self._attempt.request_stop("interrupt" if number == signal.SIGINT else "terminate")
+        except OSError:  # a full disk: the ranks will not hear of it
+            self.now = word
+        if self._speaks:
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, f"\nstopping after this step with a checkpoint; {word} again ends it now\n".encode())
 
 
-def outcome(run: RunDir, attempt: AttemptDir, watch: RankWatch, stops: StopRequests, before: State | None) -> Outcome:
+def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests, before: State | None, way: Way) -> Outcome:
     """The exit code from the run's own state; a state that still says running is settled here.
 
     A resume that the ranks refused leaves the state as it was `before`.
@@ -142,19 +166,25 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: RankWatch, stops: StopReque
     state = run.read_state()
     assert state is not None
     if state.status == "running":
-        cause = "ended at once on a second Ctrl-C" if stops.now else first_cause(attempt, watch)
+        if not stops.now and not way.abandoned and first_exit_code(attempt) is None:
+            watch.settle()
+        cause = f"ended at once on a second {stops.now}" if stops.now else LAUNCHER_GONE if way.abandoned else first_cause(attempt, watch)
         state = replace(state, status="stopped" if stops.now else "failed", cause=cause)
         refused = not stops.now and first_exit_code(attempt) == EXIT_RESUME
-        run.write_state(before if refused and before is not None else state)
-        close_book(run, state)
+        try:
+            run.write_state(before if refused and before is not None else state)
+            close_book(run, state)
+        except OSError as error:  # a full disk may be why the run ended: its cause is still told
+            if not disk.is_full(error):
+                raise
         if refused:
             return Outcome(exit_code=EXIT_RESUME, state=state)
     if state.status == "done":
         code = EXIT_OK
-    elif stops.now or (state.status == "stopped" and attempt.stop_reason() == "interrupt"):
+    elif stops.now == "Ctrl-C" or (state.status == "stopped" and not stops.now and attempt.stop_reason() == "interrupt"):
         code = EXIT_INTERRUPTED
-    elif state.status == "stopped":
-        code = EXIT_STOPPED
+    elif state.status == "stopped" and (not stops.now or run.committed_checkpoints()):
+        code = EXIT_STOPPED  # a scheduler may start it again
     else:
         code = EXIT_FAILED
     return Outcome(exit_code=code, state=state)
@@ -173,18 +203,15 @@ def _wait(launcher: subprocess.Popen[bytes], over: Callable[[], bool], seconds: 
         time.sleep(0.1)
 
 
-def _end(launcher: subprocess.Popen[bytes], watch: RankWatch, grace_seconds: float) -> None:
-    """Leave no process: ask the launcher (which asks the ranks), then kill the session."""
+def _end(launcher: subprocess.Popen[bytes], way: Way, watch: Watch | None, grace_seconds: float) -> None:
+    """Leave no process: ask the launcher (which asks the ranks), then kill the session. Ranks of other machines are ended by their wardens."""
+    if watch is not None:
+        watch.end()
     if launcher.poll() is None:
-        launcher.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            launcher.wait(grace_seconds)
-    for pid in [launcher.pid, *watch.living()]:
+        if way.gentle:
+            launcher.terminate()
+        _wait(launcher, lambda: launcher.poll() is not None, grace_seconds if way.gentle else LEAVE_SECONDS + grace_seconds)
+    for pid in [launcher.pid, *(watch.living() if watch is not None else ())]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(os.getpgid(pid), signal.SIGKILL) if pid == launcher.pid else os.kill(pid, signal.SIGKILL)
     launcher.wait()
-
-
-def _die_with_parent() -> None:
-    """In the launcher, before it starts: SIGTERM when the command is gone, so that a closed terminal leaves nothing behind."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

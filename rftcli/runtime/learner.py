@@ -245,6 +245,23 @@ class DeepSpeedLearner:
         for name, companion in self.companions.items():
             companion.load(directory / name)
 
+    def load_universal(self, directory: Path) -> None:
+        """Load what any number of ranks have saved, turned into one file a parameter (`reshape`)."""
+        config = self.engine._config
+        config.load_universal_checkpoint = True
+        try:
+            self.load(directory)
+        finally:
+            config.load_universal_checkpoint = False
+
+    def roles(self, directory: Path) -> list[tuple[DeepSpeedLearner, Path]]:
+        """Who is saved where in `directory`: this one alone."""
+        return [(self, directory)]
+
+    @property
+    def zero_stage(self) -> int:
+        return self.plan.zero_stage
+
     def state_dict(self) -> Mapping[str, Any]:
         return {"version": self.version, "skipped_in_a_row": self._skipped_in_a_row}
 

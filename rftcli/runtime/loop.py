@@ -37,6 +37,7 @@ def run(job: Job) -> str | None:
 
     for step in range(job.first_step, job.last_step + 1):
         emit.at(step)
+        job.profiler.at(step)
         job.scorer.step = step
         collected = collect(job.source, sampler, job.scorer, plan, world, step=step, clock=watch.clock, tick=emit.progress)
         watch.add("rollout", collected.rollout_seconds)
@@ -56,11 +57,11 @@ def run(job: Job) -> str | None:
 
         if plan.evaluates(step):
             held_out(job, step)
-        stop = job.stop_reason()
-        if plan.saves(step) or stop is not None or job.early_stop.reached:
+        due = job.step_over()
+        if plan.saves(step) or due.save or job.early_stop.reached:
             save(job, step)
-        if stop is not None and step < plan.steps:
-            return stop
+        if due.stop is not None and step < plan.steps:
+            return due.stop
         if job.early_stop.reached:
             break
     job.export_final()
@@ -127,4 +128,5 @@ def save(job: Job, step: int) -> None:
             world=job.world,
         )
     seconds = job.watch.clock() - start
+    job.limits.saved(seconds)
     job.emit.emit(CheckpointSaved(time=time.time(), attempt=job.emit.attempt, step=step, path=str(path), seconds=seconds))

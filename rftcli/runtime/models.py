@@ -5,11 +5,13 @@ What it leaves out: training them (`learner`), and everything that is no model (
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rftcli.builtin import builtin_path
+from rftcli.errors import ResumeError
 from rftcli.models import lora
 from rftcli.models.freeze import freeze
 from rftcli.models.load import load_causal_lm, load_tokenizer, quantisation
@@ -53,11 +55,19 @@ def load_whole(plan: ModelPlan, device: torch.device, tokenizer: Any) -> Any:
     return fitted(load_model(plan, device), plan, tokenizer)
 
 
-def make_policy(plan: ModelPlan, device: torch.device, tokenizer: Any, emit: Emitter) -> tuple[Any, lora.Adapter | None]:
-    """(the model that is trained, its adapter if it has one); what is not trained is frozen."""
+def make_policy(
+    plan: ModelPlan, device: torch.device, tokenizer: Any, emit: Emitter, weights: Path | None = None
+) -> tuple[Any, lora.Adapter | None]:
+    """(the model that is trained, its adapter if it has one); what is not trained is frozen. `weights`: a policy folder to go on from instead of the
+    plan's model. Raises ResumeError where that would lose the reference."""
+    if weights is not None and plan.lora is not None:
+        raise ResumeError(
+            f"{weights.parent} holds no trainer state, and a merged policy does not say what its adapter was",
+            hint=f"start a new run with models.policy.lora.start_from: {weights.with_name('adapter')}",
+        )
     bits = plan.quantise
     few = None if bits is None else quantisation(bits=bits.bits, kind=bits.kind, nested=bits.nested, dtype=plan.dtype)
-    model = fitted(load_model(plan, device, quantised=few), plan, tokenizer)
+    model = fitted(load_model(plan, device, None if weights is None else str(weights), quantised=few), plan, tokenizer)
     if plan.freeze:
         tensors, parameters = freeze(model, plan.freeze)
         emit.log(f"frozen: {tensors} tensors, {parameters:,} parameters ({', '.join(plan.freeze)})")

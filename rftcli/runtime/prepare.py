@@ -16,6 +16,7 @@ from rftcli.data.rows import spec_problems
 from rftcli.data.spec import DataSpec
 from rftcli.engines import grammar
 from rftcli.errors import MachineError, UsageError
+from rftcli.observe.own import observer_class
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_data import data_specs, reward_parts
 from rftcli.plan.compile_ppo import supervised_data
@@ -70,6 +71,8 @@ class Prepared:
     warnings: tuple[str, ...]
     lengths: tuple[LengthFacts, ...] = ()
     """Prompts in tokens, training sets first."""
+    sets: tuple[str, ...] = ()
+    """As given on the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +95,12 @@ def recipe_path(given: Path) -> Path:
     raise UsageError(f"there is no file `{given}` and no shipped recipe of that name{meant}", hint=f"shipped recipes: {', '.join(names)}")
 
 
-def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
-    """The recipe, schema and cross-field rules checked. RecipeError with every problem."""
+def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> LoadedRecipe:
+    """The recipe, schema and cross-field rules checked. RecipeError with every problem. `text` takes the place of the file's own."""
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
-    loaded = load_recipe(recipe_path(given), sets=list(sets), known_rules=rules)
-    loaded.raise_problems([*_reward_problems(loaded), *_form_problems(loaded)])
+    path = recipe_path(given) if text is None else given
+    loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text)
+    loaded.raise_problems([*_reward_problems(loaded), *_form_problems(loaded), *_observer_problems(loaded)])
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
             if part.kind == "rule":
@@ -106,12 +110,23 @@ def load(given: Path, sets: Sequence[str]) -> LoadedRecipe:
     return loaded
 
 
-def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None) -> Prepared:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Several:
+    """Ranks on several machines, or of a launcher that has started them already."""
+
+    ranks: int
+    nodes: int
+    per_node: int
+
+
+def prepare(
+    given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None, several: Several | None = None, text: str | None = None
+) -> Prepared:
     """A plan for this machine. `given` is a recipe, the name of a shipped one, or a plan.json."""
-    machine = machine_at_hand(ranks, gpus)
+    machine = machine_at_hand(ranks, gpus, several)
     if given.suffix == ".json":
-        return _prepared_plan(given, sets, machine, ranks, gpus)
-    loaded = load(given, sets)
+        return _prepared_plan(given, sets, machine, ranks, gpus, several)
+    loaded = load(given, sets, text=text)
     problems: list[Problem] = []
     scan, warnings = _scan(loaded, problems, first=None)
     try:
@@ -132,12 +147,13 @@ def prepare(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | 
         lengths = (*measured.train, *measured.eval)
         if train_rows is not None and not problems:
             train_rows = sum(one.kept for one in measured.train)
-    facts = Facts(machine=machine, model=policy, ranks=ranks or gpus or machine.gpus or 1, train_rows=train_rows, tokenizer_revision=tokenizer)
+    here = Several(ranks=ranks or gpus or machine.gpus or 1, nodes=1, per_node=1) if several is None else several
+    facts = Facts(machine=machine, model=policy, ranks=here.ranks, nodes=here.nodes, train_rows=train_rows, tokenizer_revision=tokenizer)
     plan = _compile(loaded, facts, reference, critic, problems)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
     warnings += _few_prompts(plan, train_rows)
-    return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=tuple(warnings), lengths=lengths)
+    return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=tuple(warnings), lengths=lengths, sets=tuple(sets))
 
 
 def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None) -> Checked:
@@ -169,10 +185,13 @@ def _listed(numbers: list[int]) -> str:
     return shown if len(numbers) <= 8 else f"{shown}, ... {numbers[-1]}"
 
 
-def machine_at_hand(ranks: int | None, gpus: int | None) -> MachineFacts:
+def machine_at_hand(ranks: int | None, gpus: int | None, several: Several | None = None) -> MachineFacts:
     """This machine, without its GPUs when `ranks` asks for the CPU. MachineError when it has fewer than `gpus`."""
     _refuse_both(ranks, gpus)
     machine = machine_facts(use_gpus=ranks is None)
+    if several is not None and 0 < machine.gpus < several.per_node:
+        hint = "one rank a GPU; --ranks N runs on the CPU"
+        raise MachineError(f"{several.per_node} ranks a node, but this machine has {machine.gpus} GPUs", hint=hint)
     if gpus is not None and machine.gpus < gpus:
         raise MachineError(f"--gpus {gpus}, but this machine has {machine.gpus}", hint="`nvidia-smi` lists them; --ranks N runs on the CPU")
     return machine
@@ -183,7 +202,9 @@ def _refuse_both(ranks: int | None, gpus: int | None) -> None:
         raise UsageError("--ranks is for the CPU and --gpus for GPUs: give one of them")
 
 
-def _prepared_plan(given: Path, sets: Sequence[str], machine: MachineFacts, ranks: int | None, gpus: int | None) -> Prepared:
+def _prepared_plan(
+    given: Path, sets: Sequence[str], machine: MachineFacts, ranks: int | None, gpus: int | None, several: Several | None
+) -> Prepared:
     if sets:
         raise UsageError("--set changes a recipe; a plan is finished", hint="`rft plan RECIPE --set ... --out plan.json` makes another one")
     try:
@@ -196,7 +217,12 @@ def _prepared_plan(given: Path, sets: Sequence[str], machine: MachineFacts, rank
             f"the plan is for {plan.world.ranks} x {plan.world.device}, {ranks or gpus} x {asked} were asked for",
             hint="plan again: `rft plan RECIPE --ranks N --out ...`",
         )
-    if plan.world.device == "cuda" and machine.gpus < plan.world.ranks:
+    nodes = 1 if several is None else several.nodes
+    if nodes != plan.world.nodes or (several is not None and several.ranks != plan.world.ranks):
+        raise UsageError(
+            f"the plan is for {plan.world.ranks} ranks on {plan.world.nodes} nodes", hint="plan again with the same --nodes or --hostfile"
+        )
+    if plan.world.device == "cuda" and machine.gpus < plan.world.ranks // nodes:
         raise MachineError(
             f"the plan is for {plan.world.ranks} GPUs, this machine has {machine.gpus}", hint="plan again on this machine: `rft plan RECIPE`"
         )
@@ -359,6 +385,17 @@ def _form_problems(loaded: LoadedRecipe) -> list[Problem]:
         return []
     key = "regex" if form.regex is not None else "json_schema"
     return [loaded.problem(f"rollout.structured.{key}", f"not a form that can be sampled: {text}", hint=f"`rft explain rollout.structured.{key}`")]
+
+
+def _observer_problems(loaded: LoadedRecipe) -> list[Problem]:
+    """An observer of the user's own that cannot be imported."""
+    if loaded.recipe.track.python is None:
+        return []
+    try:
+        observer_class(loaded.recipe.track.python, str(_path(loaded).resolve().parent))
+    except UsageError as error:
+        return [loaded.problem("track.python", error.message, hint=error.hint)]
+    return []
 
 
 def _few_prompts(plan: Plan, rows: int | None) -> tuple[str, ...]:

@@ -5,10 +5,13 @@ Joins the others, builds the plan, runs the loop, and writes down how it ended. 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -16,8 +19,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from rftcli.errors import EXIT_MACHINE
+from rftcli.runtime import disk
 from rftcli.runtime.rundir import AttemptDir, RunDir
-from rftcli.runtime.verdict import process_start, record_failure
+from rftcli.runtime.travel import Place, interface_towards, place_of
+from rftcli.runtime.verdict import process_start, record_failure, this_host
 
 PARENT_CHECK_SECONDS = 1.0
 
@@ -25,21 +31,32 @@ PARENT_CHECK_SECONDS = 1.0
 def main() -> int:
     run = RunDir(sys.argv[1])
     attempt = run.attempt(int(sys.argv[2]))
-    rank = int(os.environ["RANK"])
+    told = _told(attempt)
+    place = place_of(os.environ)
+    assert place is not None, "no launcher has told this rank its place"
+    os.environ.update({**told.get("env", {}), **place.environment()})  # before anything heavy is imported: it reads them once
+    rank = place.rank
     _log_to(attempt.log(rank))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     logging.getLogger("rft").setLevel(logging.INFO)
     _leave_with_parent()
-    record = {"pid": os.getpid(), "started": process_start(os.getpid()), "time": time.time()}
+    node = _node(place)
+    record = {"pid": os.getpid(), "started": process_start(os.getpid()), "time": time.time(), "host": this_host(), "node": node}
     _write(attempt.ranks / f"rank_{rank}.json", json.dumps(record))
+    reserve = disk.Reserve(attempt.failures / f".reserve_{rank}")
+    if told.get("far") == "hosts" and place.local_rank == 0:
+        _start_warden(attempt, node, place)
     try:
         _work(run, attempt, rank)
     except BaseException as error:
+        reserve.release()  # the disk may be full: this leaves room for the last words
         text = traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
         if not isinstance(error, SystemExit):
-            record_failure(attempt, rank, error, text)
+            record_failure(attempt, rank, disk.told(error, run.path), text)
         return 1
+    reserve.release()
     _write(attempt.ranks / f"rank_{rank}.done", "")
     return 0
 
@@ -55,11 +72,12 @@ def _work(run: RunDir, attempt: AttemptDir, rank: int) -> None:
     from rftcli.runtime.environment import live_plan
 
     plan = live_plan(plan_from_json(attempt.plan.read_text(encoding="utf-8")), os.environ)
-    job: dict[str, Any] = json.loads(attempt.launch.read_text(encoding="utf-8"))["job"]
+    told = _told(attempt)
+    job: dict[str, Any] = told["job"]
     torch.set_num_threads(plan.world.threads_per_rank)
     if plan.world.deterministic:
         make_deterministic()
-    world = worlds.join(plan.world.backend, attempt.rendezvous)
+    world = worlds.join(plan.world.backend, _meeting(attempt, told, rank), plan.launch.timeout_minutes)
     emit = Emitter(run, attempt.number, writes=rank == 0, step=int(job.get("step", 0)))
     try:
         if job["mode"] == "eval":
@@ -79,23 +97,74 @@ def _work(run: RunDir, attempt: AttemptDir, rank: int) -> None:
     worlds.leave()
 
 
+def _told(attempt: AttemptDir) -> dict[str, Any]:
+    """launch.json: what the command says to the ranks beside the plan."""
+    if not attempt.launch.is_file():
+        why = "the run directory must lie on a file system that all nodes share"
+        print(f"{attempt.path} is not seen from {socket.gethostname()}: {why}", file=sys.stderr)
+        raise SystemExit(EXIT_MACHINE)
+    return dict(json.loads(attempt.launch.read_text(encoding="utf-8")))
+
+
+def _node(place: Place) -> str:
+    """The name of this rank's node within the attempt; the ranks of one node are those that one launcher has started."""
+    return f"{socket.gethostname()}_{os.environ.get('CROSS_RANK', os.environ.get('SLURM_NODEID', ''))}"
+
+
+def _start_warden(attempt: AttemptDir, node: str, place: Place) -> None:
+    command = [sys.executable, "-m", "rftcli.runtime.warden", str(attempt.run.path), str(attempt.number), node]
+    expected = os.environ.get("LOCAL_SIZE", str(place.local_size))
+    subprocess.Popen([*command, expected, str(os.getppid())], stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def _meeting(attempt: AttemptDir, told: dict[str, Any], rank: int) -> Any:
+    """Where this rank finds the others."""
+    from rftcli.runtime.world import Meeting
+
+    method, address = f"file://{attempt.rendezvous}", None
+    if told.get("far") == "joined":
+        chosen = "MASTER_ADDR" in os.environ and os.environ.get("MASTER_PORT", "0") != "0"  # torchrun hands a 0 on as it was given
+        method, address = "env://", None if chosen else socket.gethostname()
+    elif told.get("far") == "hosts":
+        address = told["address"]
+    towards = address or (os.environ["MASTER_ADDR"] if told.get("far") else None)
+    interface = None if towards is None or "GLOO_SOCKET_IFNAME" in os.environ else interface_towards(towards)
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    return Meeting(method=method, note=attempt.path / "meeting.json", address=address)
+
+
 def _train(plan: Any, run: RunDir, attempt: AttemptDir, world: Any, emit: Any, job: dict[str, Any]) -> None:
     from rftcli.events import RunEnded
-    from rftcli.runtime import checkpoint, loop
+    from rftcli.runtime import checkpoint, loop, smoke
     from rftcli.runtime.build import build, device_of
+    from rftcli.runtime.deadline import TimeLimits
 
     step = int(job.get("step", 0))
     emit.state("running", step=step)
-    built = build(plan, run, attempt, world, device_of(plan, int(os.environ.get("LOCAL_RANK", "0"))), emit, first_step=step + 1)
-    if job.get("checkpoint"):
-        restored = checkpoint.restore(Path(job["checkpoint"]), learner=built.trained, registry=built.registry)
+    folder = Path(job["checkpoint"]) if job.get("checkpoint") else None
+    weights = None if folder is None or (folder / "trainer").is_dir() else folder / "policy"
+    limits = TimeLimits(plan.checkpoint, plan.max_hours, started=job.get("started"), deadline=job.get("deadline"))
+    device = device_of(plan, int(os.environ.get("LOCAL_RANK", "0")))
+    built = build(plan, run, attempt, world, device, emit, first_step=step + 1, limits=limits, weights=weights)
+    for code, text in job.get("warnings", ()):
+        emit.warn(code, text)
+    if folder is not None:
+        accept = bool(job.get("accept"))
+        restored = checkpoint.restore(folder, learner=built.trained, registry=built.registry, world=world, accept=accept, warn=emit.warn)
         assert restored == step, (restored, step)
+    if built.trackers is not None:
+        built.trackers.start()
     try:
         stopped = loop.run(built)
+        if job.get("full_length") and stopped is None:
+            emit.log(smoke.full_length(built, **job["full_length"]))
     finally:
         built.close()
     last = emit.step
     status, cause = ("done", built.early_stop.cause) if stopped is None else ("stopped", f"asked to stop ({stopped}); checkpoint committed")
+    for code, text in built.trackers.last_news() if built.trackers is not None else ():
+        emit.warn(code, text)
     emit.state(status, step=last, cause=cause)
     emit.emit(RunEnded(time=time.time(), attempt=attempt.number, step=last, status=status, cause=cause))
     if built.trackers is not None:
@@ -128,9 +197,14 @@ def _write(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-if __name__ == "__main__":
-    # os._exit: a library's stuck thread or atexit hook must not keep a finished rank, and the GPU it holds, alive.
+def start() -> None:
+    """os._exit: a library's stuck thread or atexit hook must not keep a finished rank, and the GPU it holds, alive."""
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    start()

@@ -42,10 +42,6 @@ class State:
     heartbeat: float = 0.0
     """Seconds since the epoch."""
 
-    @property
-    def looks_dead(self) -> bool:
-        return self.status == "running" and time.time() - self.heartbeat > DEAD_AFTER_SECONDS
-
 
 class RunDir:
     """Names inside one run directory."""
@@ -63,9 +59,11 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.final = self.path / "final"
 
-    def create(self) -> None:
-        """Make the directory. Raises UsageError with the ways out when something is there already."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+    def create(self, *, again: bool = False) -> None:
+        """Make the directory. Raises UsageError with the ways out when something is there; `again`: more than an unfinished `create` leaves."""
+        unfinished = {path.name for path in (self.recipe, self.resolved, self.plan, self.manifest, self.samples, self.evals, self.checkpoints)}
+        mine = {"smoke"} | (unfinished | {".lock", "attempts", "logs"} if again and not self.state_file.exists() else set())
+        if self.path.exists() and (not self.path.is_dir() or any(item.name not in mine for item in self.path.iterdir())):
             raise UsageError(
                 f"{self.path} already holds something, and a run is never overwritten",
                 hint=f"`rft resume {self.path}` goes on with it; another --run-dir starts anew; or delete it yourself",
@@ -181,11 +179,16 @@ def write_json(path: Path, data: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()  # half a file would take the room that is missing
+        raise
 
 
 _STEP = re.compile(r"step_(\d{6,})")

@@ -6,13 +6,17 @@ An error that only says "a peer is gone" is secondary: it names the rank that no
 from __future__ import annotations
 
 import json
+import os
+import platform
 import signal
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from rftcli.runtime.rundir import AttemptDir
+from rftcli.redact import known_values, redacted_text
+from rftcli.runtime.rundir import DEAD_AFTER_SECONDS, AttemptDir, RunDir, State
 
 SECONDARY = (
     "Connection closed by peer",
@@ -27,6 +31,35 @@ SECONDARY = (
 LAST_LOG_LINES = 15
 
 
+class Watch(Protocol):
+    """The command's eyes on its ranks: `RankWatch` on this machine, `warden.FarWatch` on several."""
+
+    vanished: list[int]
+    statuses: dict[int, int]
+    lost: dict[int, str]
+
+    def look(self) -> None: ...
+
+    @property
+    def broken(self) -> bool: ...
+
+    @property
+    def started(self) -> bool: ...
+
+    @property
+    def note(self) -> str | None: ...
+
+    def living(self) -> list[int]: ...
+
+    def who(self, rank: int) -> str: ...
+
+    def end(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def tell(self, exit_code: int) -> None: ...
+
+
 @dataclass(slots=True)
 class RankWatch:
     """Notices rank processes that vanish without having said that they are done. Called often; reads one small file a rank once."""
@@ -37,10 +70,17 @@ class RankWatch:
     """In the order in which they were found to be gone."""
     statuses: dict[int, int] = field(default_factory=dict)
     """Wait status of a vanished rank, if it was seen before its parent took it away: the signal in the low bits, else the exit code above them."""
+    lost: dict[int, str] = field(default_factory=dict)
+    """Of a rank that nothing is heard of: what is known instead of a wait status."""
+    only: list[int] = field(default_factory=list)
+    """The ranks that are watched, where it is not all of them."""
     _pids: dict[int, tuple[int, str]] = field(default_factory=dict)
+    broken: bool = False
+    """Must the command end the attempt? Here the launcher does it."""
+    note: str | None = None
 
     def look(self) -> None:
-        for rank in range(self.ranks):
+        for rank in self.only or range(self.ranks):
             if rank in self.vanished:
                 continue
             if rank not in self._pids:
@@ -66,6 +106,18 @@ class RankWatch:
     def pid(self, rank: int) -> int:
         return self._pids[rank][0]
 
+    def who(self, rank: int) -> str:
+        return f"pid {self.pid(rank)}"
+
+    def end(self) -> None:
+        """The launcher ends the ranks."""
+
+    def settle(self) -> None:
+        """What is seen here is seen at once."""
+
+    def tell(self, exit_code: int) -> None:
+        """Nobody else waits for it."""
+
 
 def process_start(pid: int) -> str:
     """The kernel's start time of a process: with the pid, the identity of the process. Empty when it is gone or only waits to be reaped."""
@@ -87,6 +139,48 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
+def attempt_lives(attempt: AttemptDir) -> bool:
+    """Is any rank of the attempt still a process on this machine, or one on another whose run has said something lately?"""
+    records = [record for path in attempt.ranks.glob("rank_*.json") if (record := _read(path)) is not None]
+    here = [record for record in records if record.get("host", this_host()) == this_host()]
+    if any(_lives(int(record["pid"]), str(record["started"])) for record in here):
+        return True
+    state = attempt.run.read_state()
+    return len(here) < len(records) and state is not None and state.attempt == attempt.number and state.status == "running" and why_dead(attempt.run, state) is None
+
+
+def why_dead(run: RunDir, state: State) -> str | None:
+    """Why a run that says `running` is not; None: it runs, or says something else.
+
+    Where rank 0 is a process of this machine, its process decides, at once. Elsewhere the heartbeat does, by the clock of the file system that both
+    machines write to, not by theirs.
+    """
+    if state.status != "running":
+        return None
+    record = _read(run.attempt(state.attempt).ranks / "rank_0.json")
+    if record is not None and record.get("host", this_host()) == this_host():
+        return None if _lives(int(record["pid"]), str(record["started"])) else f"its process {record['pid']} is gone"
+    age = _file_age_seconds(run.state_file)
+    if age <= DEAD_AFTER_SECONDS:
+        return None
+    return f"no heartbeat for {age:.0f} s"
+
+
+def _file_age_seconds(path: Path) -> float:
+    """How long ago a file was written, both times taken from its file system where that can be written to."""
+    written = path.stat().st_mtime
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now_") as probe:
+            return Path(probe.name).stat().st_mtime - written
+    except OSError:  # a full disk, or somebody else's run
+        return time.time() - written
+
+
+def this_host() -> str:
+    """The name that tells the machines of a run apart."""
+    return platform.node()
+
+
 def _lives(pid: int, started: str) -> bool:
     return process_start(pid) == started
 
@@ -105,7 +199,7 @@ def is_secondary(kind: str, text: str) -> bool:
 def record_failure(attempt: AttemptDir, rank: int, error: BaseException, traceback: str) -> None:
     """A rank's last words. Written whole: the launcher may kill the rank at any moment."""
     kind = type(error).__name__
-    text = str(error)
+    text = redacted_text(str(error), known_values(os.environ))
     data = {
         "rank": rank,
         "time": time.time(),
@@ -114,7 +208,7 @@ def record_failure(attempt: AttemptDir, rank: int, error: BaseException, traceba
         "hint": getattr(error, "hint", None),
         "expected": getattr(error, "exit_code", None) is not None,
         "exit_code": getattr(error, "exit_code", None),
-        "traceback": traceback,
+        "traceback": redacted_text(traceback, known_values(os.environ)),
         "secondary": is_secondary(kind, text),
     }
     fresh = attempt.failures / f".rank_{rank}"
@@ -136,7 +230,7 @@ def _primary(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted((record for record in records if not record["secondary"]), key=lambda record: record["time"])
 
 
-def first_cause(attempt: AttemptDir, watch: RankWatch) -> str:
+def first_cause(attempt: AttemptDir, watch: Watch) -> str:
     """The first failing rank and its cause, for a person."""
     records = _records(attempt)
     primary = _primary(records)
@@ -151,12 +245,14 @@ def first_cause(attempt: AttemptDir, watch: RankWatch) -> str:
     silent = [rank for rank in watch.vanished if rank not in spoken]
     if silent:
         rank = silent[0]
-        how = _how(watch.statuses.get(rank))
-        return f"rank {rank} (pid {watch.pid(rank)}) died without a word{how}; last lines of {attempt.log(rank)}:\n{_tail(attempt.log(rank))}"
+        how = watch.lost.get(rank) or _how(watch.statuses.get(rank))
+        return f"rank {rank} ({watch.who(rank)}) died without a word{how}; last lines of {attempt.log(rank)}:\n{_tail(attempt.log(rank))}"
     if records:
         first = min(records, key=lambda r: r["time"])
         return f"rank {first['rank']}: {first['type']}: {first['message']} (log in {attempt.log(first['rank'])})"
     log = attempt.logs / "launcher.log"
+    if watch.note is not None:
+        return f"{watch.note}; last lines of {log}:\n{_tail(log)}"
     if watch.started:
         return f"the launcher was ended from outside, and the ranks with it; last lines of {log}:\n{_tail(log)}"
     return f"the launcher ended before the ranks had started; last lines of {log}:\n{_tail(log)}"

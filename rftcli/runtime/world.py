@@ -6,13 +6,18 @@ Numbers and small objects travel over gloo on the host, on GPUs too: what every 
 from __future__ import annotations
 
 import datetime
+import json
 import os
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
-"""A rank that waits longer for the others fails; a rank that dies is noticed at once by the launcher."""
+from rftcli.errors import RftError
+
+MEET_SECONDS = 600.0
+"""From the first rank to the last: they import the same packages, but not from disks of the same speed."""
 
 
 class SoloWorld:
@@ -37,13 +42,13 @@ class SoloWorld:
 class TorchWorld:
     """All ranks of a job. Created once per process, after `join`."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, timeout: datetime.timedelta) -> None:
         import torch.distributed as dist
 
         self.rank = rank
         self.size = size
         self._dist = dist
-        self._host = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        self._host = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Added in rank order, so every rank has the same bits."""
@@ -70,21 +75,51 @@ class TorchWorld:
         self._dist.barrier(group=self._host)
 
 
-def join(backend: str, rendezvous: Path | None) -> TorchWorld:
-    """Join the job that the environment describes (RANK, WORLD_SIZE, LOCAL_RANK) and return its world.
-
-    On one machine the ranks meet through a file in the attempt's directory, so no port can be taken by somebody else. `rendezvous` None: through
-    MASTER_ADDR and MASTER_PORT.
-    """
+def join(backend: str, meeting: Meeting | Path, timeout_minutes: float = 30.0) -> TorchWorld:
+    """Join the job that the environment describes (RANK, WORLD_SIZE, LOCAL_RANK) and return its world. A rank that waits longer than
+    `timeout_minutes` for the others fails; one that dies is noticed at once by whoever watches its process. A path is a file to meet in."""
     import torch
     import torch.distributed as dist
 
     rank, size, local = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0"))
     if backend == "nccl":
         torch.cuda.set_device(local)
-    method = None if rendezvous is None else f"file://{rendezvous}"
-    dist.init_process_group(backend, init_method=method or "env://", rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
-    return TorchWorld(rank, size)
+    timeout = datetime.timedelta(minutes=timeout_minutes)
+    if isinstance(meeting, Path):
+        meeting = Meeting(method=f"file://{meeting}", note=meeting)
+    where: dict[str, Any] = {"store": _store(meeting.note, meeting.address, rank, size)} if meeting.address else {"init_method": meeting.method}
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, **where)
+    return TorchWorld(rank, size, timeout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where ranks find each other. On one machine: a file in the attempt's folder, so that no port can be taken by somebody else. In a job of a
+    launcher that has chosen one: MASTER_ADDR and MASTER_PORT. Else `address` is that of rank 0's machine, which takes a free port, holds it and
+    writes it into `note` for the others."""
+
+    method: str
+    note: Path
+    address: str | None = None
+
+
+def _store(note: Path, address: str, rank: int, size: int) -> Any:
+    import torch.distributed as dist
+
+    patience = datetime.timedelta(seconds=MEET_SECONDS)
+    if rank == 0:
+        store = dist.TCPStore(address, 0, size, is_master=True, timeout=patience, wait_for_workers=False)
+        fresh = note.with_name(f".{note.name}")
+        fresh.write_text(json.dumps({"address": address, "port": store.port}), encoding="utf-8")
+        fresh.replace(note)
+        return store
+    deadline = time.monotonic() + MEET_SECONDS
+    while not note.exists():
+        if time.monotonic() > deadline:
+            raise RftError(f"rank 0 did not open a port within {MEET_SECONDS:.0f} s", hint="look at its log")
+        time.sleep(0.1)
+    told = json.loads(note.read_text(encoding="utf-8"))
+    return dist.TCPStore(told["address"], told["port"], size, is_master=False, timeout=patience)
 
 
 def leave() -> None:

@@ -322,6 +322,56 @@ def save_and_load_both(world: Any, *, zero: int, folder: str) -> Any:
     return {"equal": equal, "moved": not torch.equal(bits(straight)[0], bits(fresh())[0]), "versions": (resumed.policy.version, resumed.critic.version)}
 
 
+def _whole_state(learner: Any) -> dict[str, Any]:
+    """Parameter -> (float32 weights, first moment, second moment), whole; and the optimizer's step count."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    found: dict[str, Any] = {}
+    for name, parameter in learner.module.model.named_parameters():
+        if learner.plan.zero_stage == 0:
+            moments = learner._optimizer.state[parameter]
+            parts = (parameter.data, moments["exp_avg"], moments["exp_avg_sq"])
+        else:
+            moments = [safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")]
+            parts = (safe_get_full_fp32_param(parameter), *moments)
+        found[name] = tuple(part.detach().float().reshape(-1).clone() for part in parts)
+    found["steps"] = {float(state["step"]) for state in learner._optimizer.state.values()}
+    return found
+
+
+def save_state(world: Any, *, zero: int, folder: str, dtype: str = "float32") -> Any:
+    """Two updates, save, one more: the whole state at the save, and the weights after it."""
+    from rftcli.stages.learn import one_update, policy_loss
+
+    plan = plan_of("padded", 3, "token_mean", kl=0.1)
+    learner = learner_of(world, zero=zero, dtype=dtype)
+    mine = share(world, experiences(), uneven=False)
+    for number in range(3):
+        if number == 2:
+            learner.save(Path(folder))
+            saved = _whole_state(learner)
+        one_update(mine, learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu"))
+    return {"saved": saved, "after": _whole_state(learner), "state": dict(learner.state_dict())}
+
+
+def load_state(world: Any, *, zero: int, folder: str, written_by: int, dtype: str = "float32") -> Any:
+    """A fresh learner loads what another number of ranks has saved, and does the next update."""
+    from rftcli.runtime.reshape import load_trainer
+    from rftcli.stages.learn import one_update, policy_loss
+
+    plan = plan_of("padded", 3, "token_mean", kl=0.1)
+    learner = learner_of(world, zero=zero, dtype=dtype)
+    load_trainer(Path(folder), learner, world, written_by=written_by)
+    loaded = _whole_state(learner)
+    live = {name: tensor.clone() for name, tensor in learner.weights()}
+    one_update(share(world, experiences(), uneven=False), learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu"))
+    again = Path(folder).with_name("again")
+    world.barrier("before saving")
+    again.mkdir(exist_ok=True)
+    learner.save(again)  # what was loaded so is saved in the ordinary form
+    return {"loaded": loaded, "live": live, "after": _whole_state(learner), "files": sorted(p.name for p in again.rglob("*.pt"))}
+
+
 def collectives(world: Any) -> Any:
     values = world.sum([0.1 * (world.rank + 1), 1.0])
     return {"sum": values, "max": world.max([world.rank, -world.rank]), "gather": world.gather({"rank": world.rank})}

@@ -34,17 +34,17 @@ def test_every_number_under_its_name_and_step(tmp_path, step_done, read):
     written = read(tmp_path / "tensorboard")  # readable while the run goes on
     board.close()
     board.close()
-    assert math.isnan(written.pop("kl")[0][1])
+    assert math.isnan(written.pop("policy/kl")[0][1])
     assert written == {
         "eval/gsm8k/mean@1": [(0, 0.25)],
         "eval/gsm8k/mean@1/low": [(0, 0.0)],
         "eval/gsm8k/mean@1/high": [(0, 1.0)],
         "eval/gsm8k/prompts": [(0, 64.0)],
-        "reward_mean": [(7, 0.5)],
-        "reward_parts/math/mean": [(7, 0.25)],
-        "reward_parts/math/errors": [(7, 2.0)],
-        "seconds/rollout": [(7, 3.0)],
-        "huge": [(7, math.inf)],
+        "reward/reward_mean": [(7, 0.5)],
+        "reward/reward_parts/math/mean": [(7, 0.25)],
+        "reward/reward_parts/math/errors": [(7, 2.0)],
+        "time/rollout": [(7, 3.0)],
+        "other/huge": [(7, math.inf)],
     }
 
 
@@ -53,7 +53,7 @@ def test_several_runs_share_a_directory_of_the_recipe(tmp_path, step_done, read)
         board = TensorBoard(tmp_path / "runs" / name, str(tmp_path / "boards"))
         board.see(step_done(1, kl=1.0))
         board.close()
-        assert read(tmp_path / "boards" / name) == {"kl": [(1, 1.0)]}
+        assert read(tmp_path / "boards" / name) == {"policy/kl": [(1, 1.0)]}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_after_a_resume_the_last_attempt_wins_and_nothing_is_lost(tmp_path, step
                 board.see(_eval(step, attempt, attempt / 4))
         board.close()
     written = read(tmp_path / "tensorboard")
-    assert written["kl"] == [(s, 1.0) for s in range(1, 9)] + [(s, 2.0) for s in range(9, 15)]
+    assert written["policy/kl"] == [(s, 1.0) for s in range(1, 9)] + [(s, 2.0) for s in range(9, 15)]
     assert written["eval/gsm8k/mean@1"] == [(s, 0.25) for s in (2, 4, 6, 8)] + [(s, 0.5) for s in (10, 12, 14)]
 
 
@@ -93,4 +93,4 @@ def test_a_first_attempt_forgets_nothing(tmp_path, step_done, read):
     for step in (3, 1, 2):
         board.see(step_done(step, kl=float(step)))
     board.close()
-    assert sorted(read(tmp_path / "tensorboard")["kl"]) == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert sorted(read(tmp_path / "tensorboard")["policy/kl"]) == [(1, 1.0), (2, 2.0), (3, 3.0)]

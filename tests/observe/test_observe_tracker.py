@@ -13,11 +13,12 @@ import time
 import psutil
 import pytest
 
-from rftcli.events import EvalDone, RunEnded, RunStarted
+from rftcli.events import EvalDone, RunEnded, RunStarted, Warned
 from rftcli.observe.follow import Audience
 from rftcli.observe.samples import first_samples
 from rftcli.observe.tracker import close_within
-from rftcli.observe.wandb import COLUMNS, TABLE_CHARACTERS, TABLE_ROWS, TABLES, redacted
+from rftcli.observe.wandb import COLUMNS, TABLE_CHARACTERS, TABLE_ROWS, TABLES
+from rftcli.redact import redacted
 
 LIMIT_SECONDS = 60
 
@@ -135,11 +136,11 @@ def test_crash_and_resume_offline_keeps_every_metric_and_every_step(run_dir, ste
     assert {run_id for run_id, _, _ in rows} == {json.loads((run_dir / "trackers.json").read_text())["wandb"]["id"]}
     for attempt, first, last in [(1, 1, 12), (2, 9, 14)]:
         mine = [row for _, _, row in rows if row["attempt"] == attempt]
-        rewards = {row["step"]: row["reward_mean"] for row in mine if "reward_mean" in row}
+        rewards = {row["step"]: row["reward/reward_mean"] for row in mine if "reward/reward_mean" in row}
         evals = {row["step"]: row["eval/test/mean@1"] for row in mine if "eval/test/mean@1" in row}
         assert rewards == pytest.approx({s: s / 10 + attempt for s in range(first, last + 1)})
         assert evals == pytest.approx({s: s / 100 + attempt for s in range(first, last + 1) if s % 2 == 0})
-        assert [row["seconds/rollout"] for row in mine if "reward_mean" in row] == [3.0] * (last - first + 1)
+        assert [row["time/rollout"] for row in mine if "reward/reward_mean" in row] == [3.0] * (last - first + 1)
     tables = [directory / "files" / row["samples/path"] for _, directory, row in rows if "samples/path" in row]
     assert len(tables) == 12 + 6
     for path in tables:
@@ -165,7 +166,7 @@ def test_steps_that_go_back_are_kept(run_dir, step_done, append_events, start):
     events = [step_done(step, kl=float(place)) for place, step in enumerate(order)]
     append_events(run_dir, [*events, RunEnded(time=0.0, attempt=1, step=5, status="done")])
     assert start(run_dir, 1, {"wandb": {}}).wait(LIMIT_SECONDS) == 0
-    assert [(row["step"], row["kl"]) for _, _, row in wandb_rows(run_dir)] == [(step, float(place)) for place, step in enumerate(order)]
+    assert [(row["step"], row["policy/kl"]) for _, _, row in wandb_rows(run_dir)] == [(step, float(place)) for place, step in enumerate(order)]
 
 
 def test_tables_are_few_in_a_long_run(run_dir, step_done, append_events, write_samples, start):
@@ -229,7 +230,7 @@ print(process.pid, flush=True)
 
     accumulator = EventAccumulator(str(run_dir / "tensorboard"))
     accumulator.Reload()
-    assert [e.value for e in accumulator.Scalars("kl")] == [1.0, 2.0, 3.0]
+    assert [e.value for e in accumulator.Scalars("policy/kl")] == [1.0, 2.0, 3.0]
 
 
 class Closing:
@@ -262,3 +263,86 @@ def test_redacted_blanks_what_looks_like_a_secret_and_nothing_else():
         "api_key": "***", "HF-TOKEN": "***", "token": "***", "headers": {"Authorization": "***"}, "urls": ["https://***@host/x", "http://host/x"],
         "max_new_tokens": 16, "stop_token_ids": [1], "key": 3, "path": "org/token", "tokenizer": None,
     }  # fmt: skip
+
+
+OWN = """
+import json
+class Mine:
+    def __init__(self, run_dir):
+        self.path = run_dir / "own.jsonl"
+    def see(self, event):
+        with self.path.open("a") as file:
+            file.write(json.dumps([event.kind, event.step]) + "\\n")
+        if event.step == STOP_AT:
+            raise ValueError("mine is broken")
+    def close(self):
+        with self.path.open("a") as file:
+            file.write('"closed"\\n')
+"""
+
+
+@pytest.mark.parametrize("stop_at", [None, 2])
+def test_an_observer_of_the_users_own(tmp_path, run_dir, step_done, append_events, start, stop_at):
+    """It sees every event; what it raises switches it off, is told once, and nothing else stops."""
+    (tmp_path / "my_observer.py").write_text(OWN.replace("STOP_AT", repr(stop_at)))
+    append_events(run_dir, _attempt(step_done, 1, 1, 4, "done"))
+    spec = {"python": {"target": "my_observer:Mine", "folder": str(tmp_path)}, "tensorboard": True}
+    assert start(run_dir, 1, spec).wait(LIMIT_SECONDS) == 0
+    seen = [json.loads(line) for line in (run_dir / "own.jsonl").read_text().splitlines()]
+    assert seen[:3] == [["start", 0], ["step", 1], ["step", 2]] and seen[-1] == "closed"
+    assert len(seen) == (1 + 4 + 2 + 1 + 1 if stop_at is None else 4)
+    assert _status(run_dir, 1) == {"tensorboard": "ok", "python": "ok" if stop_at is None else "failed: ValueError: mine is broken"}
+
+
+def test_online_without_a_network_goes_on_offline(run_dir, step_done, append_events, start):
+    """A key is there and no server answers: nothing waits, the data is kept, and a person is told how to send it."""
+    append_events(run_dir, _attempt(step_done, 1, 1, 2, "done"))
+    began = time.monotonic()
+    process = start(run_dir, 1, {"wandb": {}}, WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="f" * 40)
+    assert process.wait(LIMIT_SECONDS) == 0
+    assert time.monotonic() - began < 45  # most of it imports, on a busy machine
+    status = _status(run_dir, 1)["wandb"]
+    assert status.startswith("offline: http://127.0.0.1:9 does not answer") and "`wandb sync" in status
+    assert [row["policy/kl"] if "policy/kl" in row else row["step"] for _, _, row in wandb_rows(run_dir)]
+    assert not any(b"f" * 40 in path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def test_steps_that_are_done_again_alike_are_not_sent_twice(run_dir, step_done, append_events, write_samples, start):
+    """Attempt 2 repeats step 3 to the last bit but for its clock, does step 4 otherwise, and goes on."""
+    for step in range(1, 6):
+        write_samples(run_dir, step, [_sample(step, draw, "x") for draw in range(4)])
+    spec = {"wandb": {"upload_samples": 2}}
+    first = [RunStarted(time=0.0, attempt=1, step=0, info={"steps": 5}), *(step_done(step, 1, kl=float(step)) for step in range(1, 5))]
+    append_events(run_dir, [*first, RunEnded(time=0.0, attempt=1, step=4, status="failed")])
+    assert start(run_dir, 1, spec).wait(LIMIT_SECONDS) == 0
+    second = [step_done(3, 2, kl=3.0, seconds={"rollout": 9.0}), step_done(4, 2, kl=4.5), step_done(5, 2, kl=5.0)]
+    append_events(run_dir, [*second, RunEnded(time=0.0, attempt=2, step=5, status="done")])
+    (run_dir / "attempts" / "2").mkdir()
+    assert start(run_dir, 2, spec).wait(LIMIT_SECONDS) == 0
+    rows = wandb_rows(run_dir)
+    assert [(row["step"], row["attempt"], row["policy/kl"]) for _, _, row in rows] == [
+        (1, 1, 1.0), (2, 1, 2.0), (3, 1, 3.0), (4, 1, 4.0), (4, 2, 4.5), (5, 2, 5.0),
+    ]  # fmt: skip
+    tables = [directory / "files" / row["samples/path"] for _, directory, row in rows if "samples/path" in row]
+    assert tables and all(len(json.loads(path.read_text())["data"]) == 2 for path in tables)
+
+
+def test_a_warning_is_in_every_tracker(run_dir, step_done, append_events, start):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    warned = Warned(time=1.0, attempt=1, step=2, code="low_entropy", text="the policy repeats itself")
+    append_events(run_dir, [step_done(1, kl=0.5), warned, RunEnded(time=0.0, attempt=1, step=2, status="done")])
+    assert start(run_dir, 1, {"wandb": {}, "tensorboard": True}).wait(LIMIT_SECONDS) == 0
+    accumulator = EventAccumulator(str(run_dir / "tensorboard"))
+    accumulator.Reload()
+    (found,) = accumulator.Tensors("warning/low_entropy")
+    assert found.step == 2 and found.tensor_proto.string_val == [b"the policy repeats itself"]
+    assert accumulator.SummaryMetadata("warning/low_entropy").plugin_data.plugin_name == "text"
+    assert [row["warning/low_entropy"] for _, _, row in wandb_rows(run_dir) if "warning/low_entropy" in row] == ["the policy repeats itself"]
+
+
+def test_a_directory_that_cannot_be_written(run_dir, step_done, append_events, start):
+    (run_dir / "taken").write_text("a file, no directory")
+    append_events(run_dir, _attempt(step_done, 1, 1, 2, "done"))
+    assert start(run_dir, 1, {"tensorboard": "taken/below"}).wait(LIMIT_SECONDS) == 0
+    assert _status(run_dir, 1)["tensorboard"].startswith("failed: ")

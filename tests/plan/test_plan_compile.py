@@ -324,8 +324,13 @@ OTHER: dict[str, str] = {
     "train.early_stop.metric": "loss", "train.early_stop.patience": "9", "train.early_stop.mode": "min", "train.early_stop.min_delta": "0.1",
     "samples.every": "3", "samples.max": "8",
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
+    "train.max_hours": "2", "checkpoint.every_minutes": "5", "checkpoint.before_deadline": "true", "checkpoint.deadline_margin_seconds": "9",
+    "checkpoint.keep_best.metric": "eval.test.pass@1", "checkpoint.keep_best.mode": "min", "checkpoint.keep_best.keep": "2",
+    "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false",
     "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",
     "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
+    "track.wandb.upload_samples": "3", "track.python": "'a:B'", "launch.env": "{A: b}", "launch.timeout_minutes": "2",
+    "profile.steps": "[2]", "profile.ranks": "all",
 }  # fmt: skip
 """Every key of the language that has more than one value, with another value than BASE or the default has."""
 PPO = ("algorithm.advantage.kind=gae", "models.critic={}")
@@ -351,7 +356,7 @@ SETUP: dict[str, tuple[str, ...]] = {
     "models.critic.from": PPO, "models.critic.head": (*PPO, "models.critic.from=org/critic"), "models.critic.value_clip": PPO,
     "models.critic.warmup_steps": PPO, "models.critic.max_grad_norm": PPO, "train.freeze_policy_steps": PPO,
     **{f"models.critic.optimizer.{key}": PPO for key in ("lr", "betas", "eps", "weight_decay", "schedule", "warmup_steps", "schedule_steps")},
-    "models.critic.optimizer.options": PPO, "models.critic.optimizer.no_decay": (*PPO, "models.critic.optimizer.weight_decay=0.1"),
+    "models.critic.optimizer.kind": PPO, "models.critic.optimizer.options": PPO, "models.critic.optimizer.no_decay": (*PPO, "models.critic.optimizer.weight_decay=0.1"),
     "models.critic.optimizer.min_lr": (*PPO, "models.critic.optimizer.schedule=linear"),
     "train.supervised.data.python": ("train.supervised={data: {path: /p.jsonl}}",),
     "train.supervised.data.options": ("train.supervised={data: {python: 'a:b'}}",),
@@ -360,6 +365,7 @@ SETUP: dict[str, tuple[str, ...]] = {
     )},
     **{f"models.policy.quantise.{name}": ("models.policy.lora={}", "models.policy.quantise={}") for name in ("bits", "kind", "nested")},
     "eval.weights": ("models.policy.ema={}",),
+    **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
 INSTEAD_OF: dict[str, str] = {
@@ -370,7 +376,7 @@ INSTEAD_OF: dict[str, str] = {
     "algorithm.kl.controller.kind": "algorithm.kl.controller.target=null",
 }
 """What the key takes the place of."""
-ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "models.critic.optimizer.kind"}
+ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "models.critic.optimizer.kind", "profile.tool"}
 """Keys with a single value so far, or on a CPU."""
 MERGED = {"extends"}
 for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`

@@ -195,6 +195,7 @@ batch:
   layout: packed
 train:
   steps: 100
+  max_hours: 2.5
   max_grad_norm: 0.5
   optimizer:
     kind: adamw
@@ -256,7 +257,16 @@ eval:
   max: 100
 checkpoint:
   every: 20
+  every_minutes: 30.0
+  before_deadline: true
+  deadline_margin_seconds: 120.0
   keep: 2
+  keep_best:
+    metric: eval.held_out.mean@4
+    mode: min
+    keep: 2
+  max_gib: 100.0
+  trainer_state: true
   save_hf: false
 track:
   tensorboard: true
@@ -267,6 +277,15 @@ track:
     name: n
     tags: [a, b]
     mode: offline
+    upload_samples: 3
+  python: my_observer:Mine
+launch:
+  env: {NCCL_DEBUG: INFO}
+  timeout_minutes: 5.0
+profile:
+  steps: [2, 3]
+  tool: torch
+  ranks: all
 """
 _REWARDS = FULL.split("\nrewards:\n", 1)[1].split("\nreward_shaping:", 1)[0] + "\n"
 FULL = FULL.replace("@REWARDS@", indent(_REWARDS, "  "))

@@ -175,7 +175,8 @@ def test_needed_keys_may_come_from_a_parent() -> None:
     assert needed["properties"]["rewards"] == {"additionalProperties": {"required": ["parts"]}}
     assert needed["properties"]["eval"] == {"properties": {"rewards": needed["properties"]["rewards"]}}
     assert needed["properties"]["train"] == {"properties": {"early_stop": {"required": ["metric"]}, "supervised": {"required": ["data"]}}}
-    assert set(needed["properties"]) == {"models", "data", "rewards", "train", "eval"}
+    assert needed["properties"]["checkpoint"] == {"properties": {"keep_best": {"required": ["metric"]}}}
+    assert set(needed["properties"]) == {"models", "data", "rewards", "train", "eval", "checkpoint"}
 
 
 def test_the_schema_may_list_reward_rules() -> None:
@@ -200,7 +201,7 @@ def test_a_resolved_recipe_reads_as_the_same(full: str) -> None:
 def test_origins_are_comments(minimal: str) -> None:
     loaded = load_text(minimal, sets=["rollout.stop=[a, b]"], env={})
     lines = resolved_yaml(loaded, origins=True).splitlines()
-    comments = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in lines if "# " in line}
+    comments = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in reversed(lines) if "# " in line}  # the first of a name counts
     assert comments["combine"] == "default" and comments["- rule"] == "recipe:3:28" and "rewards.default.combine" not in loaded.origins
     assert comments["steps"] == "recipe:4:16" and comments["stop"] == "--set 1:1:15" and comments["top_k"] == "default"
     assert load_text("\n".join(lines), env={}).recipe == loaded.recipe

@@ -159,6 +159,17 @@ ADDED = {
     "models.policy.quantise.bits",
     "models.policy.quantise.kind",
     "models.policy.quantise.nested",
+    "checkpoint.deadline_margin_seconds",
+    "checkpoint.keep_best.metric",
+    "checkpoint.keep_best.mode",
+    "checkpoint.keep_best.keep",
+    "checkpoint.max_gib",
+    "launch",
+    "launch.env",
+    "launch.timeout_minutes",
+    "profile.ranks",
+    "track.python",
+    "track.wandb.upload_samples",
 }  # fmt: skip
 """Keys that this package adds to the language."""
 

@@ -389,6 +389,22 @@ BREACHES = [
         "has a key of its own: `models.policy.revision`",
     ),
     ("added-tokens", ["models.policy.add_tokens=[a, b, a]"], "models.policy.add_tokens[2]", "`a` is listed twice"),
+    ("best-metric", ["checkpoint.keep_best.metric=eval.a.mean@1"], "checkpoint.keep_best.metric", "needs an evaluation set"),
+    (
+        "best-metric",
+        ["data.eval.e={path: b}", "checkpoint.keep_best.metric=eval.f.mean@1"],
+        "checkpoint.keep_best.metric",
+        "`eval.f.mean@1` is no metric of an evaluation set",
+    ),
+    (
+        "nothing-to-save",
+        ["checkpoint={trainer_state: false, save_hf: false}"],
+        "checkpoint.trainer_state",
+        "and `save_hf` are both false: a checkpoint would hold no weights",
+    ),
+    ("launch-environment", ["launch.env={HF_TOKEN: x}"], "launch.env.HF_TOKEN", "`HF_TOKEN` looks like a secret"),
+    ("launch-environment", ["launch.env={RANK: '1'}"], "launch.env.RANK", "`RANK` is set by the launcher for each rank"),
+    ("traced-steps", ["profile.steps=[2, 11]"], "profile.steps", "step 11 is never reached: `train.steps` is 10"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from rftcli.errors import ResumeError, UsageError
 from rftcli.events import Logged, StepDone, read_events
 from rftcli.runtime.emit import Emitter
-from rftcli.runtime.rundir import DEAD_AFTER_SECONDS, RunDir, State, write_text
+from rftcli.runtime.rundir import RunDir, State, write_text
 
 
 def test_a_used_directory_is_refused_with_the_ways_out(tmp_path: Path) -> None:
@@ -38,13 +37,6 @@ def test_state_round_trip_and_garbage(tmp_path: Path) -> None:
     run.state_file.write_text("{")
     with pytest.raises(UsageError, match=r"state\.json"):
         run.read_state()
-
-
-def test_a_run_without_heartbeat_looks_dead() -> None:
-    now = time.time()
-    assert State(status="running", step=1, attempt=1, heartbeat=now - DEAD_AFTER_SECONDS - 1).looks_dead
-    assert not State(status="running", step=1, attempt=1, heartbeat=now).looks_dead
-    assert not State(status="done", step=1, attempt=1, heartbeat=0.0).looks_dead
 
 
 def test_a_checkpoint_without_committed_does_not_exist(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def stands(run: RunDir, status: str, step: int = 0, attempt: int = 1, plan: Plan
 def checkpoint(run: RunDir, step: int, *, attempt: int = 1, ranks: int = 2, whole: bool = True, policy: bool = True) -> Path:
     folder = run.checkpoints / step_name(step)
     (folder / "policy").mkdir(parents=True) if policy else folder.mkdir()
+    (folder / "trainer").mkdir()
     (folder / "progress.json").write_text(json.dumps({"step": step, "plan": "", "ranks": ranks, "state": {}}))
     (folder / "plan.json").write_text(run.plan.read_text())
     if whole:

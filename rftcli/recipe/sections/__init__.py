@@ -14,10 +14,11 @@ from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, KlControl
 from rftcli.recipe.sections.base import Name, PathText, Section, Text
 from rftcli.recipe.sections.critic import CriticModel, CriticOptimizer
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, SetSampling, TrainSource
+from rftcli.recipe.sections.launch import Launch, Profile
 from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, Quantise, ReferenceModel, Refresh
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
-from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, Samples, Track, Wandb
+from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
 
@@ -48,6 +49,8 @@ class Recipe(Section):
     samples: Samples = Field(default_factory=Samples, description="What of the training completions stays on disk.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When checkpoints are written and what stays of them.")
     track: Track = Field(default_factory=Track, description="Trackers beside the run's own event file.")
+    launch: Launch = Field(default_factory=Launch, description="How the ranks are started.")
+    profile: Profile = Field(default_factory=Profile, description="Traces of some steps.")
 
 
 __all__ = [
@@ -67,8 +70,10 @@ __all__ = [
     "Eval",
     "EvalSource",
     "HfEngine",
+    "KeepBest",
     "Kl",
     "KlController",
+    "Launch",
     "Lora",
     "Loss",
     "Models",
@@ -78,6 +83,7 @@ __all__ = [
     "PathText",
     "PolicyModel",
     "Precision",
+    "Profile",
     "Quantise",
     "Recipe",
     "ReferenceModel",

@@ -1,10 +1,10 @@
 """`eval`, `checkpoint`, `track`: what happens beside the updates."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rftcli.recipe.sections.base import Count, NonNegative, OutputPath, Section, Text
+from rftcli.recipe.sections.base import Count, NonNegative, OutputPath, Section, Target, Text
 from rftcli.recipe.sections.rewards import Reward
 
 
@@ -47,11 +47,33 @@ class Samples(Section):
     max: Count | None = Field(None, description="Completions written per step, whole groups of the smallest draws first; null writes all.")
 
 
+class KeepBest(Section):
+    """Checkpoints that stay because an evaluation was best there."""
+
+    metric: Text = Field(description="`eval.<set>.<metric>` of an evaluation at the checkpoint's step, such as `eval.gsm8k.mean@1`.")
+    mode: Literal["max", "min"] = Field("max", description="Whether more or less is better.")
+    keep: Count = Field(1, description="How many of the best stay, beside the newest.")
+
+
 class Checkpoint(Section):
     """When checkpoints are written and what stays of them."""
 
     every: NonNegative = Field(0, description="Steps between checkpoints; 0 writes only the last one.")
+    every_minutes: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Minutes after which the next step writes a checkpoint, counted from the last one; null is never."
+    )
+    before_deadline: bool = Field(
+        False, description="Whether the run stops with a checkpoint in time before `SLURM_JOB_END_TIME` or `RFT_DEADLINE` (seconds since the epoch)."
+    )
+    deadline_margin_seconds: float = Field(
+        60.0, ge=0, description="Seconds left at the deadline, beside the measured time of one more step and its checkpoint."
+    )
     keep: Count = Field(3, description="Newest checkpoints that stay on disk.")
+    keep_best: KeepBest | None = Field(None, description="Checkpoints that stay because an evaluation was best there; null is none.")
+    max_gib: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Size of all checkpoints above which the oldest go; the newest and the best stay whatever their size."
+    )
+    trainer_state: bool = Field(True, description="Whether a checkpoint holds the optimizer; without it a run cannot go on as it was.")
     save_hf: bool = Field(True, description="Whether a checkpoint holds the policy in the form that `from_pretrained` loads.")
 
 
@@ -64,6 +86,7 @@ class Wandb(Section):
     name: Text | None = Field(None, description="Name of the run there; null takes the recipe's.")
     tags: tuple[Text, ...] = Field((), description="Tags of the run.")
     mode: Literal["online", "offline", "disabled"] = Field("online", description="Whether data is sent, kept on disk to be sent later, or dropped.")
+    upload_samples: int = Field(16, ge=0, le=1000, description="Completions in the table of a step; 0 sends none.")
 
 
 class Track(Section):
@@ -73,3 +96,4 @@ class Track(Section):
         None, description="true writes TensorBoard files into the run directory, a directory writes them there."
     )
     wandb: Wandb | None = Field(None, description="A mapping, which may be empty, switches Weights & Biases on; null is off.")
+    python: Target | None = Field(None, description="`module:Class` of an observer of your own beside the recipe: it sees every event.")

@@ -82,6 +82,9 @@ class Train(Section):
 
     steps: Count | None = Field(None, description="Steps of the run: one rollout and its updates each.")
     data_passes: Annotated[float, Field(gt=0)] | None = Field(None, description="Instead of steps: passes over the training rows.")
+    max_hours: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Hours that one attempt may take, start-up included: the run stops with a checkpoint before (exit 75); null is no limit."
+    )
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
         1.0, description="Norm that the gradient of an update is cut to, over all parameters and ranks; null is off."
     )

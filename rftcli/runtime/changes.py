@@ -1,0 +1,169 @@
+"""What differs between the plan a run was made with and the one it shall go on with, and whether that is allowed.
+
+free: the run is the same run (logging, cadence, more steps). risky: it goes on, and is no longer the run it would have been; the person has to say
+`--accept`. impossible: what was learnt does not fit any more. Pure; leaves out where the new plan comes from (`replan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rftcli.codec import to_data
+from rftcli.plan.plan import Plan
+
+FREE, RISKY, IMPOSSIBLE, FOLLOWS = "free", "risky", "impossible", "follows"
+SHOWN_CHARACTERS = 60
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    path: str
+    before: str
+    after: str
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kind:<10} {self.path}: {self.before} -> {self.after} ({self.reason})"
+
+
+def changes(old: Plan, new: Plan, used_labels: Collection[str] = ()) -> tuple[Change, ...]:
+    """Every difference but those that only follow from others, impossible ones first. `used_labels`: labels that completions of the run had."""
+    found = []
+    for path, before, after in _differences(to_data(old), to_data(new), ()):
+        kind, reason = classify(path)
+        if len(path) == 3 and path[:2] == ("rewards", "labels") and after is _ABSENT:
+            used = path[2] in used_labels
+            kind, reason = (IMPOSSIBLE, "completions of this run were rewarded by it") if used else (FREE, "no completion of this run had this label")
+        if kind != FOLLOWS:
+            found.append(Change(path=".".join(path), before=_shown(before), after=_shown(after), kind=kind, reason=reason))
+    order = (IMPOSSIBLE, RISKY, FREE)
+    return tuple(sorted(found, key=lambda change: order.index(change.kind)))
+
+
+def classify(path: tuple[str, ...]) -> tuple[str, str]:
+    """(kind, reason) of a field of the plan by its path. What no row names is risky."""
+    row = row_of(path)
+    return UNKNOWN if row is None else CHANGES[row]
+
+
+def row_of(path: tuple[str, ...]) -> str | None:
+    """The first row of CHANGES that names the path."""
+    return next((pattern for pattern in CHANGES if _matches(pattern.split("."), path)), None)
+
+
+def _matches(pattern: list[str], path: tuple[str, ...]) -> bool:
+    """`*` is one name, a last `**` any number of them."""
+    if pattern[-1] == "**":
+        pattern = pattern[:-1]
+        path = path[: len(pattern)]
+    return len(pattern) == len(path) and all(mine in ("*", theirs) for mine, theirs in zip(pattern, path, strict=True))
+
+
+def _differences(old: Any, new: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    old, new = _by_name(old), _by_name(new)
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in {**old, **new}:
+            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), (*path, str(key)))
+    elif old is _ABSENT or new is _ABSENT or old != new:
+        yield path, old, new
+
+
+def _by_name(value: Any) -> Any:
+    """A list of named things as a mapping, so that a new first one is not a change of all; its order is part of it."""
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) and "name" in item for item in value):
+        names = [str(item["name"]) for item in value]
+        return dict(zip(names, value, strict=True)) if len(set(names)) == len(names) else value
+    return value
+
+
+def _shown(value: Any) -> str:
+    if value is _ABSENT:
+        return "absent"
+    if isinstance(value, Mapping) and "name" in value and "format" not in value:
+        return "present"
+    text = "null" if value is None else str(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
+
+
+UNKNOWN = (RISKY, "it is not known what a change of it does to a run")
+
+# How to add one: a row for each new field of the plan, the narrower pattern before the wider one; the first that matches counts.
+CHANGES: dict[str, tuple[str, str]] = {
+    "name": (FREE, "only a name"),
+    "seed": (RISKY, "the data has another order, which starts over, and samples other keys"),
+    "steps": (FREE, "the schedule keeps its horizon"),
+    "max_hours": (FREE, "when to stop"),
+    "notes": (FOLLOWS, "words"),
+    "format": (IMPOSSIBLE, "another form of plan"),
+    "world.ranks": (RISKY, "sums have another order, so the bits differ; the trainer's state is cut anew"),
+    "world.device": (RISKY, "other arithmetic, so the bits differ"),
+    "world.backend": (FOLLOWS, "from the device"),
+    "world.threads_per_rank": (FREE, "how fast, not what"),
+    "world.deterministic": (RISKY, "other kernels, so the bits differ"),
+    "world.**": (FREE, "where the ranks are, not what they do"),
+    "policy.path": (IMPOSSIBLE, "the optimizer's state belongs to the model it was made with"),
+    "policy.given": (FOLLOWS, "from the path"),
+    "policy.dtype": (IMPOSSIBLE, "master weights and moments have another form"),
+    "policy.attention": (RISKY, "log-probs differ in their last bits"),
+    "policy.dropout": (RISKY, "another training"),
+    "policy.gradient_checkpointing": (FREE, "memory against time, the same numbers"),
+    "policy.trust_remote_code": (FREE, "whether code may run, not which"),
+    "policy.options": (RISKY, "the model is loaded in another way"),
+    "policy.options.**": (RISKY, "the model is loaded in another way"),
+    "policy.parameters": (FOLLOWS, "from the path"),
+    "reference.**": (RISKY, "the KL term compares with another model"),
+    "data.eval.**": (FREE, "evaluation does not touch training"),
+    "data.train.**": (RISKY, "other rows or another order: the data starts over"),
+    "data.**": (RISKY, "other prompts"),
+    "rollout.shares_weights": (FOLLOWS, "from the ZeRO stage"),
+    "rollout.**": (RISKY, "other samples"),
+    "rewards.labels.**": (RISKY, "another reward"),
+    "rewards.max_error_rate": (FREE, "when to give up"),
+    "rewards.search_path": (FREE, "where code is found; what it does is not compared"),
+    "rewards.**": (RISKY, "another reward"),
+    "advantage.**": (RISKY, "another estimator"),
+    "loss.**": (RISKY, "another loss"),
+    "batch.equation": (FOLLOWS, "words"),
+    "batch.needs_prepass": (FOLLOWS, "from updates and losses"),
+    "batch.micro_batch_size": (FREE, "the same gradient up to rounding"),
+    "batch.tokens_per_micro_batch": (FREE, "the same gradient up to rounding"),
+    "batch.layout": (FREE, "the same gradient up to rounding"),
+    "batch.**": (RISKY, "another batch"),
+    "learner.kind": (IMPOSSIBLE, "the optimizer's state has another form"),
+    "learner.compile": (RISKY, "other kernels, so the bits differ"),
+    "learner.skip_at_most": (FREE, "when to give up"),
+    "learner.zero_stage": (IMPOSSIBLE, "the trainer's state has another form"),
+    "learner.deepspeed.**": (FOLLOWS, "from stage, ranks, number type and clipping"),
+    "learner.**": (RISKY, "another update"),
+    "eval.**": (FREE, "evaluation does not touch training"),
+    "early_stop": (FREE, "when to stop"),
+    "early_stop.**": (FREE, "when to stop"),
+    "samples.**": (FREE, "what is written down"),
+    "kl": (RISKY, "another KL term"),
+    "kl.**": (RISKY, "another KL term"),
+    "critic": (IMPOSSIBLE, "the trainer's state holds one role more or less"),
+    "critic.model.path": (IMPOSSIBLE, "the optimizer's state belongs to the model it was made with"),
+    "critic.model.given": (FOLLOWS, "from the path"),
+    "critic.model.dtype": (IMPOSSIBLE, "master weights and moments have another form"),
+    "critic.model.gradient_checkpointing": (FREE, "memory against time, the same numbers"),
+    "critic.model.trust_remote_code": (FREE, "whether code may run, not which"),
+    "critic.model.parameters": (FOLLOWS, "from the path"),
+    "critic.head": (IMPOSSIBLE, "the optimizer's state belongs to the head it was made with"),
+    "critic.learner.kind": (IMPOSSIBLE, "the optimizer's state has another form"),
+    "critic.learner.zero_stage": (IMPOSSIBLE, "the trainer's state has another form"),
+    "critic.learner.skip_at_most": (FREE, "when to give up"),
+    "critic.learner.deepspeed.**": (FOLLOWS, "from stage, ranks, number type and clipping"),
+    "critic.**": (RISKY, "another critic"),
+    "freeze_policy_steps": (RISKY, "the policy learns from another step on"),
+    "supervised": (RISKY, "known answers join the update, or leave it"),
+    "supervised.**": (RISKY, "other known answers, or another weight of them"),
+    "checkpoint.**": (FREE, "when to save and what stays"),
+    "launch.**": (FREE, "how the ranks are started"),
+    "profile.**": (FREE, "what is measured"),
+    "track.**": (FREE, "who watches"),
+}
+"""Pattern of a field's path in the plan -> kind and reason."""

@@ -1,0 +1,111 @@
+"""Disks that fill up: how much a checkpoint will need, how much is left, and a full disk told in words. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rftcli.errors import MachineError, RftError
+from rftcli.plan.memory import DTYPE_BYTES, GIB
+from rftcli.plan.plan import Plan
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No space on the device, no quota left, a file larger than it may become."""
+FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large", "file write failed", "unexpected pos")
+"""How libraries tell of it without an OSError: safetensors, and torch.save in its own words."""
+RESERVE_BYTES = 65_536
+
+
+class Reserve:
+    """A few blocks of the disk, taken while there is room and given back for the words that say why a run ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.write_bytes(bytes(RESERVE_BYTES))
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def is_full(error: BaseException) -> bool:
+    """Does the error, or one it came from, say that a disk is full?"""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in FULL:
+            return True
+        if not isinstance(seen, (OSError, RftError)) and any(text in str(seen) for text in FULL_TEXTS):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def told(error: BaseException, run: Path) -> BaseException:
+    """The error as it was, or, where a disk is full, one that a person can act on."""
+    if isinstance(error, RftError) or not is_full(error):
+        return error
+    where = next((name for name in (getattr(error, "filename", None),) if name), run)
+    return RftError(f"no space left on the disk: {where} could not be written ({free_text(run)})", hint=way_out(run))
+
+
+def way_out(run: Path) -> str:
+    return f"free space (`df -h {run}`), then `rft resume {run}`: checkpoints that were committed are whole"
+
+
+def free_bytes(path: Path) -> int | None:
+    """Bytes that are free where `path` lies or will lie; None where it cannot be asked."""
+    there = path.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    with contextlib.suppress(OSError):
+        usage = shutil.disk_usage(there)
+        return usage.free if usage.total else None
+    return None
+
+
+def free_text(path: Path) -> str:
+    free = free_bytes(path)
+    return "free space unknown" if free is None else f"{free / GIB:.3g} GiB are free"
+
+
+def checkpoint_bytes(plan: Plan) -> int | None:
+    """What a checkpoint will need: the policy in its dtype; weights, float32 master weights and two moments. None if the size is not known."""
+    parameters = plan.policy.parameters
+    if parameters is None:
+        return None
+    weights = DTYPE_BYTES[plan.policy.dtype]
+    policy = weights if plan.checkpoint.save_hf else 0
+    master = 4 if plan.learner.zero_stage or weights < 4 else 0
+    return parameters * (policy + (weights + master + 8 if plan.checkpoint.trainer_state else 0))
+
+
+def next_checkpoint_bytes(plan: Plan, before: Sequence[Path]) -> int | None:
+    """What the next checkpoint will need: as much as the newest of those `before`, or what the plan says; None if nothing is known."""
+    return size_of(before[-1]) if before else checkpoint_bytes(plan)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(item.stat().st_size for item in folder.rglob("*") if item.is_file())
+
+
+def check(plan: Plan, run: Path) -> list[str]:
+    """Warnings about the room for this plan's checkpoints. MachineError when not even one fits."""
+    need, free = checkpoint_bytes(plan), free_bytes(run)
+    if need is None or free is None:
+        return []
+    best = plan.checkpoint.keep_best
+    at_once = plan.checkpoint.keep + (0 if best is None else best.keep) + 1  # the newest is whole before the oldest goes
+    if free < need:
+        raise MachineError(
+            f"a checkpoint needs about {need / GIB:.3g} GiB, and {free / GIB:.3g} GiB are free at {run}",
+            hint="free space, give another --run-dir, or write less: `--set checkpoint.trainer_state=false`",
+        )
+    if plan.checkpoint.every or plan.checkpoint.every_minutes:
+        most = need * at_once if plan.checkpoint.max_gib is None else min(need * at_once, int(plan.checkpoint.max_gib * GIB) + need)
+        if free < most:
+            text = f"checkpoints need up to {most / GIB:.3g} GiB ({need / GIB:.3g} each), and {free / GIB:.3g} GiB are free at {run}"
+            return [f"{text}: lower checkpoint.keep or set checkpoint.max_gib"]
+    return []
