@@ -41,5 +41,5 @@ def plan(
     if as_json:
         talk.data(to_data(prepared.plan))
     else:
-        print(plan_text(prepared.plan))
+        print(talk.plain(plan_text(prepared.plan)))
     return 0

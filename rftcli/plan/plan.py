@@ -216,7 +216,8 @@ class Plan:
 
     def saves(self, step: int) -> bool:
         """Is there a checkpoint after `step` (1-based)? The last step always has one."""
-        return step == self.steps or (self.checkpoint.every > 0 and step % self.checkpoint.every == 0)
+        best = self.checkpoint.keep_best is not None and self.evaluates(step)  # what may be the best has to be there
+        return step == self.steps or best or (self.checkpoint.every > 0 and step % self.checkpoint.every == 0)
 
 
 def plan_to_json(plan: Plan) -> str:
