@@ -46,7 +46,7 @@ def plan(
     if as_json:
         talk.data(to_data(prepared.plan))
     else:
-        print(plan_text(prepared.plan))
+        print(talk.plain(plan_text(prepared.plan)))
         if prepared.lengths:
-            print(f"\n{lengths_text(prepared.lengths)}")
+            print(talk.plain(f"\n{lengths_text(prepared.lengths)}"))
     return 0

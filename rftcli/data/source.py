@@ -21,7 +21,7 @@ from rftcli.data.stream import BLOCK_ROWS, OpenReader, StreamedRows
 from rftcli.errors import ResumeError, UsageError
 from rftcli.types import Prompt
 
-_RESUME_HINT = "bring the data back as it was, or start a new run"
+_RESUME_HINT = "bring the data back as it was, or let it start over at its first row: `rft resume RUN_DIR --accept`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rftcli.plan.plan import CheckpointPlan, KeepBestPlan
+from rftcli.plan.plan import CheckpointPlan
+from rftcli.plan.plan_run import KeepBestPlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe

@@ -14,6 +14,7 @@ from typing import Any
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
+from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
 from rftcli.rewards.spec import PartSpec
 
 PLAN_FORMAT = 1
@@ -292,51 +293,6 @@ class SamplesPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepBestPlan:
-    set: str
-    metric: str
-    """Of the set's evaluation: mean@1, pass@4, ..."""
-    highest: bool
-    """Is more better?"""
-    keep: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointPlan:
-    every: int
-    every_minutes: float | None
-    before_deadline: bool
-    deadline_margin_seconds: float
-    keep: int
-    keep_best: KeepBestPlan | None
-    max_gib: float | None
-    trainer_state: bool
-    save_hf: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackPlan:
-    tensorboard: str | None
-    wandb: Mapping[str, Any] | None
-    python: Mapping[str, Any] | None = None
-    """`target` of the user's own observer, and the `folder` it is imported from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchPlan:
-    env: Mapping[str, str] = field(default_factory=dict)
-    timeout_minutes: float = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilePlan:
-    steps: tuple[int, ...] = ()
-    tool: str = "torch"
-    ranks: str = "first"
-    """first or all"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     name: str
     seed: int
@@ -397,7 +353,8 @@ class Plan:
 
     def saves(self, step: int) -> bool:
         """Is there a checkpoint after `step` (1-based)? The last step always has one."""
-        return step == self.steps or (self.checkpoint.every > 0 and step % self.checkpoint.every == 0)
+        best = self.checkpoint.keep_best is not None and self.evaluates(step)  # what may be the best has to be there
+        return step == self.steps or best or (self.checkpoint.every > 0 and step % self.checkpoint.every == 0)
 
 
 def plan_to_json(plan: Plan) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from rftcli.algo import batchmath
 from rftcli.data.rows import spec_problems
 from rftcli.data.spec import DataSpec
-from rftcli.engines import grammar
 from rftcli.errors import MachineError, UsageError
 from rftcli.observe.own import observer_class
 from rftcli.plan.compile import compile_plan
@@ -35,11 +34,11 @@ from rftcli.recipe.problems import Problem
 from rftcli.recipe.sections import Recipe
 from rftcli.recipe.written import escaped, written_recipe
 from rftcli.rewards.answers import READERS, reads_answers
-from rftcli.rewards.functions import load_function
-from rftcli.rewards.rules import RULES, check_options, needs_reference, require_package
+from rftcli.rewards.rules import RULES, needs_reference, require_package
 from rftcli.runtime import checks
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
+from rftcli.runtime.recipe_checks import form_problems, reward_problems
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
@@ -100,7 +99,7 @@ def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> Loaded
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     path = recipe_path(given) if text is None else given
     loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text)
-    loaded.raise_problems([*_reward_problems(loaded), *_form_problems(loaded), *_observer_problems(loaded)])
+    loaded.raise_problems([*reward_problems(loaded), *form_problems(loaded), *_observer_problems(loaded)])
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
             if part.kind == "rule":
@@ -354,37 +353,6 @@ def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], 
             where = format_path((*key, "python" if spec.path is None else "path"))
             problems.append(loaded.problem(where, error.message, hint=error.hint))
     return data_probe.DataFacts(sets=tuple(sets))
-
-
-def _reward_problems(loaded: LoadedRecipe) -> list[Problem]:
-    """Options that a rule does not take, and functions that cannot be imported."""
-    problems = []
-    folder = _path(loaded).resolve().parent
-    tables: list[tuple[KeyPath, Recipe]] = [(("rewards",), loaded.recipe)]
-    if loaded.recipe.eval.rewards is not None:
-        tables.append((("eval", "rewards"), scoring(loaded.recipe)))
-    places = [((*key, label), entry) for key, recipe in tables for label, entry in recipe.rewards.items()]
-    for place, entry in places:
-        for index, part in enumerate(entry.parts):
-            where = format_path((*place, "parts", index))
-            if part.rule is not None:
-                problems += [loaded.problem(f"{where}.options", text) for text in check_options(part.rule, part.options)]
-            elif part.python is not None:
-                try:
-                    load_function(part.python, part.options, [folder])
-                except UsageError as error:
-                    problems.append(loaded.problem(f"{where}.python", error.message, hint=error.hint))
-    return problems
-
-
-def _form_problems(loaded: LoadedRecipe) -> list[Problem]:
-    """A regular expression or a schema that is none. MachineError where the package that reads it is missing."""
-    form = loaded.recipe.rollout.structured
-    text = None if form is None else grammar.problem(form.model_dump(exclude_none=True))
-    if form is None or text is None:
-        return []
-    key = "regex" if form.regex is not None else "json_schema"
-    return [loaded.problem(f"rollout.structured.{key}", f"not a form that can be sampled: {text}", hint=f"`rft explain rollout.structured.{key}`")]
 
 
 def _observer_problems(loaded: LoadedRecipe) -> list[Problem]:

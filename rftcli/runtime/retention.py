@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 from rftcli.plan.memory import GIB
-from rftcli.plan.plan import CheckpointPlan, KeepBestPlan
+from rftcli.plan.plan import CheckpointPlan
+from rftcli.plan.plan_run import KeepBestPlan
 from rftcli.runtime.disk import size_of
 from rftcli.runtime.rundir import COMMITTED, RunDir, step_number
 

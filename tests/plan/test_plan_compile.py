@@ -224,6 +224,8 @@ def test_when_to_save_and_evaluate(compiled: Compiled) -> None:
     plan = compiled("checkpoint.every=4", "eval.every=3", "data.eval.test={path: /t.jsonl}")
     assert [step for step in range(1, 11) if plan.saves(step)] == [4, 8, 10]
     assert [step for step in range(1, 11) if plan.evaluates(step)] == [3, 6, 9, 10]
+    best = compiled("checkpoint.keep_best.metric=eval.test.mean@1", "eval.every=3", "data.eval.test={path: /t.jsonl}")
+    assert [step for step in range(1, 11) if best.saves(step)] == [3, 6, 9, 10]
     bare = compiled()
     assert [step for step in range(1, 11) if bare.saves(step)] == [10]
     assert not any(bare.evaluates(step) for step in range(1, 11))  # nothing to evaluate on

@@ -432,3 +432,50 @@ def test_damaged_progress_names_the_checkpoint_before(run: RunDir, plan: Plan, t
     with pytest.raises(ResumeError, match=r"progress\.json") as caught:
         read_progress(run.checkpoints / "step_000005")
     assert caught.value.hint is not None and "--step 4" in caught.value.hint
+
+
+class Changed(Position):
+    """What was counted in data that is not there any more."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise ResumeError("data set `train` has changed")
+
+
+def test_what_a_changed_plan_does_not_share_starts_anew_and_says_so(run: RunDir, plan: Plan) -> None:
+    folder = write(run, 5, plan, Weight(SoloWorld(), 1.0), position=Position(40))
+    learner, changed, fresh = Weight(SoloWorld(), 7.0), Changed(), Position(3)
+    parts = {"learner": learner, "source": changed, "moments": fresh}
+    told: list[tuple[str, str]] = []
+    with pytest.raises(ResumeError, match="has changed"):
+        restore(folder, learner=learner, registry={"learner": learner, "source": changed}, world=SoloWorld())
+    assert restore(folder, learner=learner, registry=parts, world=SoloWorld(), accept=True, warn=lambda *news: told.append(news)) == 5
+    assert learner.value.tolist() == [1.0] * 4 and (changed.at, fresh.at) == (0, 3)
+    assert [code for code, _ in told] == ["starts_anew", "starts_anew"]
+    assert "`train` has changed" in told[0][1] and "`moments`" in told[1][1]
+    told.clear()
+    restore(folder, learner=learner, registry={"learner": learner}, world=SoloWorld(), accept=True, warn=lambda *news: told.append(news))
+    assert told == [("left_behind", "the checkpoint remembers `source`, which this plan does not have")]
+
+
+def test_without_the_trainers_state(run: RunDir, plan: Plan) -> None:
+    """The policy alone: refused without a yes; with one, what remembers is still there."""
+    plan = replace(plan, checkpoint=replace(plan.checkpoint, trainer_state=False))
+    learner, position = Weight(SoloWorld(), 2.0), Position()
+    folder = write(run, 5, plan, learner, position=Position(40))
+    assert not (folder / "trainer").exists() and (folder / "policy").is_dir()
+    parts = {"learner": learner, "source": position}
+    with pytest.raises(ResumeError, match="no trainer state"):
+        restore(folder, learner=learner, registry=parts, world=SoloWorld())
+    assert restore(folder, learner=learner, registry=parts, world=SoloWorld(), accept=True) == 5 and position.at == 40
+
+
+def test_a_checkpoint_that_would_not_fit_is_not_begun(run: RunDir, plan: Plan) -> None:
+    """The one before takes more than is free: nothing is written, and the words say how much is missing."""
+    before = write(run, 5, plan, Weight(SoloWorld(), 1.0))
+    huge = before / "trainer" / "sparse"
+    with huge.open("wb") as file:
+        file.truncate(2**43)  # takes no room itself
+    learner = Weight(SoloWorld(), 1.0, write=lambda path, value: pytest.fail("it was begun"))
+    with pytest.raises(RftError, match=r"no space left on the disk.*a checkpoint takes about 8\.19e\+03 GiB, [0-9.e+]+ GiB are free"):
+        write(run, 10, plan, learner)
+    assert names(run) == ["step_000005"] and len(list(run.checkpoints.iterdir())) == 1

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rftcli.plan.plan import CheckpointPlan, KeepBestPlan
+from rftcli.plan.plan import CheckpointPlan
+from rftcli.plan.plan_run import KeepBestPlan
 from rftcli.runtime.retention import prune, superfluous
 from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, step_name, step_number
 

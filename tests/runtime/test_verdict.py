@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rftcli.errors import RftError
-from rftcli.runtime.rundir import AttemptDir, RunDir
-from rftcli.runtime.verdict import RankWatch, first_cause, is_secondary, process_start, record_failure
+from rftcli.runtime.rundir import AttemptDir, RunDir, State
+from rftcli.runtime.verdict import RankWatch, attempt_lives, first_cause, is_secondary, process_start, record_failure, this_host, why_dead
 
 
 @pytest.fixture
@@ -101,3 +101,52 @@ def test_without_any_word_the_launcher_log_speaks(attempt: AttemptDir) -> None:
 )
 def test_secondary(kind: str, text: str, secondary: bool) -> None:
     assert is_secondary(kind, text) is secondary
+
+
+def beating(run: RunDir, status: str = "running", *, host: str | None = None, pid: int | None = None, age_seconds: float = 0.0) -> str | None:
+    """Why the run is dead, with rank 0 on `host`, last heard of so long ago."""
+    run.write_state(State(status=status, step=3, attempt=1, heartbeat=time.time()))
+    at = run.state_file.stat().st_mtime - age_seconds
+    os.utime(run.state_file, (at, at))
+    if host is not None:
+        started = process_start(os.getpid()) if pid is None else "0"
+        record = {"pid": pid or os.getpid(), "started": started, "host": host}
+        (run.attempt(1).ranks / "rank_0.json").write_text(json.dumps(record))
+    return why_dead(run, State(status=status, step=3, attempt=1, heartbeat=time.time() - age_seconds))
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    run.attempt(1).create()
+    return run
+
+
+def test_on_its_own_host_the_process_says_whether_a_run_lives(running: RunDir) -> None:
+    assert beating(running, host=this_host(), age_seconds=1e6) is None  # it lives, however long its disk was full
+    assert "4194305 is gone" in str(beating(running, host=this_host(), pid=4194305))  # at once, whatever the heartbeat says
+
+
+def test_elsewhere_the_heartbeat_does_by_the_clock_of_the_file_system(running: RunDir) -> None:
+    assert beating(running, host="another", pid=4194305) is None
+    assert "no heartbeat for 7" in str(beating(running, host="another", pid=4194305, age_seconds=70.0))
+    before = sorted(path.name for path in running.path.iterdir())
+    beating(running, host="another", pid=4194305, age_seconds=70.0)
+    assert sorted(path.name for path in running.path.iterdir()) == before
+
+
+def test_a_run_that_is_only_starting_has_no_process_yet(running: RunDir) -> None:
+    assert beating(running) is None and "no heartbeat" in str(beating(running, age_seconds=100.0))
+
+
+def test_what_has_ended_is_not_dead(running: RunDir) -> None:
+    for status in ("done", "stopped", "failed"):
+        assert beating(running, status, host=this_host(), pid=4194305, age_seconds=1e6) is None
+
+
+def test_a_pid_of_another_host_is_no_process_here(running: RunDir) -> None:
+    beating(running, host="another")
+    assert not attempt_lives(running.attempt(1))
+    beating(running, host=this_host())
+    assert attempt_lives(running.attempt(1))

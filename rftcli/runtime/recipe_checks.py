@@ -1,0 +1,51 @@
+"""What can be said of rewards and forms before the data is looked at: options, functions that cannot be imported, forms that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rftcli.engines import grammar
+from rftcli.errors import UsageError
+from rftcli.plan.compile_run import scoring
+from rftcli.recipe.load import LoadedRecipe
+from rftcli.recipe.paths import KeyPath, format_path
+from rftcli.recipe.problems import Problem
+from rftcli.recipe.sections import Recipe
+from rftcli.rewards.functions import load_function
+from rftcli.rewards.rules import check_options
+
+
+def reward_problems(loaded: LoadedRecipe) -> list[Problem]:
+    """Options that a rule does not take, and functions that cannot be imported."""
+    problems = []
+    folder = recipe_file(loaded).resolve().parent
+    tables: list[tuple[KeyPath, Recipe]] = [(("rewards",), loaded.recipe)]
+    if loaded.recipe.eval.rewards is not None:
+        tables.append((("eval", "rewards"), scoring(loaded.recipe)))
+    places = [((*key, label), entry) for key, recipe in tables for label, entry in recipe.rewards.items()]
+    for place, entry in places:
+        for index, part in enumerate(entry.parts):
+            where = format_path((*place, "parts", index))
+            if part.rule is not None:
+                problems += [loaded.problem(f"{where}.options", text) for text in check_options(part.rule, part.options)]
+            elif part.python is not None:
+                try:
+                    load_function(part.python, part.options, [folder])
+                except UsageError as error:
+                    problems.append(loaded.problem(f"{where}.python", error.message, hint=error.hint))
+    return problems
+
+
+def form_problems(loaded: LoadedRecipe) -> list[Problem]:
+    """A regular expression or a schema that is none. MachineError where the package that reads it is missing."""
+    form = loaded.recipe.rollout.structured
+    text = None if form is None else grammar.problem(form.model_dump(exclude_none=True))
+    if form is None or text is None:
+        return []
+    key = "regex" if form.regex is not None else "json_schema"
+    return [loaded.problem(f"rollout.structured.{key}", f"not a form that can be sampled: {text}", hint=f"`rft explain rollout.structured.{key}`")]
+
+
+def recipe_file(loaded: LoadedRecipe) -> Path:
+    assert loaded.path is not None, "recipes of commands are files"
+    return loaded.path

@@ -1,0 +1,31 @@
+"""What commands say cannot steer a terminal, wherever its words come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rftcli.cli import talk
+from rftcli.cli.main import run
+from rftcli.errors import RftError
+
+STEERS = "\x1b]0;title\x07\x1b[2J\x9b31m\x07"
+
+
+def test_errors_are_said_without_control_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    talk.show_error(RftError(f"reward {STEERS} failed\nsecond line", hint=f"look at {STEERS}"))
+    said = capsys.readouterr().err
+    assert not set("\x1b\x9b\x07") & set(said) and "failed\nsecond line" in said and said.count("\n") == 3
+
+
+def test_a_name_in_a_plan_is_only_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("plan", ["quickstart", "--ranks", "1", "--set", 'name="n\\e[31mame"']) == 0
+    out = capsys.readouterr().out
+    assert "name" in out and "\x1b" not in out
+
+
+def test_long_talk_is_whole() -> None:
+    text = "word " * 5000 + "\nend"
+    assert talk.plain(text) == text
