@@ -130,7 +130,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "policy.ema": (IMPOSSIBLE, "a running mean begins with the run"),
     "policy.ema.decay": (RISKY, "another running mean"),
     "policy.ema.**": (FREE, "what the running mean is used for"),
-    "reference_use": (RISKY, "the KL term compares with another model"),
+    "reference_use": (FOLLOWS, "from whether anything needs a reference"),
     "reference_use.offload": (FREE, "where the reference waits"),
     "reference_use.**": (RISKY, "the KL term compares with another model"),
     "reference.**": (RISKY, "the KL term compares with another model"),
