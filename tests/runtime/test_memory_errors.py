@@ -83,7 +83,7 @@ def failure(stage: str, plan: Plan) -> BaseException:
             one_update([experience()], greedy, None, plan, SoloWorld(), **where)  # type: ignore[arg-type]
         else:
             sets = [EvalSet(name="e", prompts=greedy.draw(0, 1), samples_per_prompt=1)]
-            evaluate(sets, greedy, greedy, plan, SoloWorld(), step=0, tick=lambda *_: None)
+            evaluate(sets, greedy, greedy, plan, SoloWorld(), step=0, tick=lambda *_: None, write=lambda *_: None)
     return caught.value
 
 

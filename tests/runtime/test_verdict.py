@@ -147,6 +147,8 @@ def test_what_has_ended_is_not_dead(running: RunDir) -> None:
 
 def test_a_pid_of_another_host_is_no_process_here(running: RunDir) -> None:
     beating(running, host="another")
+    assert attempt_lives(running.attempt(1))  # by its heartbeat
+    beating(running, host="another", age_seconds=1000.0)
     assert not attempt_lives(running.attempt(1))
-    beating(running, host=this_host())
+    beating(running, host=this_host(), age_seconds=1000.0)
     assert attempt_lives(running.attempt(1))
