@@ -64,8 +64,10 @@ def run(name: str, arguments: list[str]) -> int:
 
         show_error(error)
         return error.exit_code
-    except BrokenPipeError:  # `| head`: whoever read has gone, and wants no more
-        _to_nowhere()
+    except SystemExit as leave:
+        if not isinstance(leave.__context__, BrokenPipeError):
+            raise
+        _to_nowhere()  # `| head`: whoever read has gone, and wants no more; click would call that a failure
         return EXIT_OK
     except OSError as error:
         from rftcli.cli.talk import show_full_disk
