@@ -30,18 +30,26 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the `rft` script; always leaves through SystemExit."""
-    given = sys.argv[1:] if arguments is None else arguments
+    """Entry point of the `rft` script; always leaves through SystemExit. A reader that has gone (`| head`) is no failure."""
+    code = EXIT_OK
+    try:
+        code = answer(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written vanishes, also what Python writes when it ends
+    raise SystemExit(code)
+
+
+def answer(given: list[str]) -> int:
+    """Do what the command line asks for; the exit code."""
     if not given or given[0] in ("--help", "-h", "help"):
         print(help_text())
-        raise SystemExit(_flushed(EXIT_OK if given else EXIT_USAGE))
+        return EXIT_OK if given else EXIT_USAGE
     if given[0] in ("--version", "-V"):
         print(f"rft {__version__}")
-        raise SystemExit(EXIT_OK)
+        return EXIT_OK
     name, rest = given[0], given[1:]
-    if name not in COMMANDS:
-        raise SystemExit(_unknown(name))
-    raise SystemExit(_flushed(run(name, rest)))
+    return run(name, rest) if name in COMMANDS else _unknown(name)
 
 
 def run(name: str, arguments: list[str]) -> int:
@@ -67,9 +75,10 @@ def run(name: str, arguments: list[str]) -> int:
 
         show_error(error)
         return error.exit_code
-    except BrokenPipeError:  # `| head`: whoever read has gone, and wants no more
-        _to_nowhere()
-        return EXIT_OK
+    except SystemExit as leave:
+        if isinstance(leave.__context__, BrokenPipeError):  # click would call it a failure
+            raise leave.__context__ from None
+        raise
     except OSError as error:
         from rftcli.cli.talk import show_full_disk
 
@@ -77,20 +86,6 @@ def run(name: str, arguments: list[str]) -> int:
             raise
         return EXIT_FAILED
     return code if isinstance(code, int) else EXIT_OK
-
-
-def _to_nowhere() -> None:
-    """What is still to be written to stdout vanishes, also what Python writes when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _flushed(code: int) -> int:
-    """The exit code, after everything is written: a reader that has gone is no failure."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _to_nowhere()
-    return code
 
 
 def help_text() -> str:

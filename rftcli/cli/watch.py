@@ -30,17 +30,18 @@ def finish(run: RunDir, outcome: Outcome, *, as_json: bool) -> int:
 
     events = last_attempts(read_events(run.events)) if run.events.exists() else []
     state = outcome.state
-    if as_json:
-        evals = {event.step: event.sets for event in events if event.kind == "eval"}
-        talk.data({"run_dir": str(run.path), "exit_code": outcome.exit_code, **to_data(state), "evals": evals})
-    elif events:
-        history = History()
-        for event in events:
-            history.see(event)
-        try:
-            print(summary(history, run.path), flush=True)
-        except BrokenPipeError:  # `| head`: whoever read has gone, the run's outcome has not
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    try:
+        if as_json:
+            evals = {event.step: event.sets for event in events if event.kind == "eval"}
+            talk.data({"run_dir": str(run.path), "exit_code": outcome.exit_code, **to_data(state), "evals": evals})
+        elif events:
+            history = History()
+            for event in events:
+                history.see(event)
+            print(summary(history, run.path))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head`: whoever read has gone, the run's outcome has not
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if state.status == "failed":
         talk.say(f"error: the run failed at step {state.step}: {state.cause}")
         if run.committed_checkpoints() and outcome.exit_code != EXIT_RESUME:
