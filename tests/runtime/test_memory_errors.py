@@ -23,7 +23,7 @@ from rftcli.types import Experience, Prompt
 PETABYTE = 2**50
 RECIPE = """\
 models: {policy: {path: org/model}}
-data: {train: {path: train.jsonl}}
+data: {train: {path: train.jsonl}, eval: {e: {path: test.jsonl}}}
 rewards: {default: [{rule: exact}]}
 train: {steps: 1}
 batch: {prompts_per_step: 2}
