@@ -47,7 +47,8 @@ def evaluate(
         return place.follow()
     with place.leading():
         if other is not None and place.crew is not None:
-            raise UsageError("--compare starts its ranks twice, which a job of another launcher cannot", hint="run it with --hostfile or on one machine")
+            hint = "run it with --hostfile or on one machine"
+            raise UsageError("--compare starts its ranks twice, which a job of another launcher cannot", hint=hint)
         place.check(run_dir or Path("runs"))
         job = start.evaluation(target, sets, run_dir, ranks=ranks, gpus=gpus, step=step, several=place.several)
         if other is not None:

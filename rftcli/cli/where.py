@@ -67,7 +67,8 @@ class Where:
 
     def refuse_several(self, option: str) -> None:
         if self.several is not None:
-            raise UsageError(f"{option} runs on this machine alone", hint="leave out --hostfile and --nodes, and start it outside of a job's launcher")
+            hint = "leave out --hostfile and --nodes, and start it outside of a job's launcher"
+            raise UsageError(f"{option} runs on this machine alone", hint=hint)
 
     def check(self, folder: Path) -> None:
         """MachineError unless every machine answers and sees `folder`, or the folder it will lie in."""

@@ -146,7 +146,9 @@ def attempt_lives(attempt: AttemptDir) -> bool:
     if any(_lives(int(record["pid"]), str(record["started"])) for record in here):
         return True
     state = attempt.run.read_state()
-    return len(here) < len(records) and state is not None and state.attempt == attempt.number and state.status == "running" and why_dead(attempt.run, state) is None
+    if len(here) == len(records) or state is None or state.attempt != attempt.number:
+        return False
+    return state.status == "running" and why_dead(attempt.run, state) is None
 
 
 def why_dead(run: RunDir, state: State) -> str | None:
