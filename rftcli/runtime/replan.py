@@ -17,6 +17,7 @@ from rftcli.events import StepDone, last_attempts, read_events
 from rftcli.plan.plan import Plan
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.schema import resolved_yaml
+from rftcli.redact import BLANK
 from rftcli.runtime import prepare
 from rftcli.runtime.changes import FREE, IMPOSSIBLE, Change, changes
 from rftcli.runtime.prepare import Prepared, Several
@@ -52,6 +53,12 @@ def next_plan(
     count, device = asked
     where = {"ranks": count if device == "cpu" else None, "gpus": count if device == "cuda" and several is None else None}
     if edited:
+        blanked = [item for item in recipe["sets"] if BLANK in item]
+        if blanked:
+            raise ResumeError(
+                f"{run.recipe} was edited, and what was laid on it held a secret, which is written nowhere: --set {blanked[0]}",
+                hint="give the value as ${NAME} of the environment and start again, or put recipe.yaml back as it was",
+            )
         text, path, sets = run.recipe.read_text(encoding="utf-8"), Path(recipe["path"]), [*recipe["sets"], *sets]
     else:
         text, path = None, resolved

@@ -330,7 +330,9 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
 
 def _recipe_record(prepared: Prepared) -> dict[str, Any] | None:
     """Where the recipe was read and what was laid on it, so that an edited copy can be read as if it stood there."""
-    return None if prepared.loaded is None else {"path": str(prepared.loaded.path), "sets": list(prepared.sets)}
+    if prepared.loaded is None:
+        return None
+    return {"path": str(prepared.loaded.path), "sets": redacted_arguments(prepared.sets, known_values(os.environ))}
 
 
 def _fingerprints(facts: DataFacts) -> dict[str, Any]:
