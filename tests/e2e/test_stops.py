@@ -161,10 +161,12 @@ KILLS: dict[str, Callable[[Path, int], object]] = {
 """Where a rank is killed: true as soon as a run is there."""
 
 
-def killed(rft: Callable[..., Command], run: Path, attempt: int, rank: int, when: Callable[[], object]) -> bool:
+def killed(
+    rft: Callable[..., Command], run: Path, attempt: int, rank: int, when: Callable[[], object], settings: list[str] = LONGER
+) -> bool:
     """Start or go on, kill one rank when `when` says so. False: the run was done before."""
     if attempt == 1:
-        command = rft("train", "quickstart", "--ranks", "2", "--run-dir", str(run), *LONGER)
+        command = rft("train", "quickstart", "--ranks", "2", "--run-dir", str(run), *settings)
     else:
         command = rft("resume", str(run))
     while command.process.poll() is None and not (len(rank_pids(run, attempt)) == 2 and when()):
@@ -193,22 +195,24 @@ def test_killed_in_every_stage(rft: Callable[..., Command], tmp_path: Path, stra
 
 
 @pytest.mark.slow
-def test_killed_twenty_times_at_random(rft: Callable[..., Command], tmp_path: Path, straight: Path) -> None:
-    run = tmp_path / "run"
+def test_killed_twenty_times_at_random(rft: Callable[..., Command], tmp_path: Path) -> None:
+    """Twenty kills at keyed times within two steps of a start: wherever they strike, the run ends as one that nothing happened to."""
+    run, straight = tmp_path / "run", tmp_path / "straight"
+    settings = [*LONGER, "--set", "train.steps=80", "--set", "eval.every=10"]
+    result = rft("train", "quickstart", "--ranks", "2", "--run-dir", str(straight), *settings).wait()
+    assert result.code == 0, result
+    step_seconds = [event["seconds"]["total"] for event in events(straight, "step")]
+    window = 2 * sum(step_seconds) / len(step_seconds)
     chance = random.Random(0)
-    attempt = 1
-    for _ in range(20):
-        after = chance.uniform(0.0, 3.0)
-        begun: list[float] = []
+    for attempt in range(1, 21):
+        after, begun = chance.uniform(0.0, window), []
 
         def due(attempt: int = attempt, after: float = after, begun: list[float] = begun) -> bool:
             if not begun and [event for event in events(run, "start") if event["attempt"] == attempt]:
                 begun.append(time.monotonic())
             return bool(begun) and time.monotonic() - begun[0] > after
 
-        if not killed(rft, run, attempt, chance.randrange(2), due):
-            break
-        attempt += 1
+        assert killed(rft, run, attempt, chance.randrange(2), due, settings), f"only {attempt - 1} kills: the run was done"
     result = rft("resume", str(run)).wait()
     assert result.code == 0, result
     same(run, straight)
