@@ -17,7 +17,7 @@ from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePl
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
 from rftcli.rewards.spec import PartSpec
 
-PLAN_FORMAT = 1
+PLAN_FORMAT = 2
 PROBE_EVERY = 50
 """Steps between two comparisons of the engine's log-probs with the trainer's; the first step is one."""
 

@@ -56,10 +56,6 @@ class SetFacts:
     labels: Mapping[str, LabelFacts]
     """By label, in order of first appearance."""
 
-    @property
-    def with_reference(self) -> int:
-        return self.rows - sum(label.without_reference for label in self.labels.values())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:

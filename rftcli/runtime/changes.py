@@ -33,8 +33,10 @@ class Change:
 def changes(old: Plan, new: Plan, used_labels: Collection[str] = ()) -> tuple[Change, ...]:
     """Every difference but those that only follow from others, impossible ones first. `used_labels`: labels that completions of the run had."""
     found = []
-    for path, before, after in _differences(to_data(old), to_data(new), ()):
-        kind, reason = classify(path)
+    differences = list(_differences(to_data(old), to_data(new), ()))
+    changed = {path for path, _, _ in differences}
+    for path, before, after in differences:
+        kind, reason = FOLLOWED if _follows(path, changed) else classify(path)
         if len(path) == 3 and path[:2] == ("rewards", "labels") and after is _ABSENT:
             used = path[2] in used_labels
             kind, reason = (IMPOSSIBLE, "completions of this run were rewarded by it") if used else (FREE, "no completion of this run had this label")
@@ -42,6 +44,14 @@ def changes(old: Plan, new: Plan, used_labels: Collection[str] = ()) -> tuple[Ch
             found.append(Change(path=".".join(path), before=_shown(before), after=_shown(after), kind=kind, reason=reason))
     order = (IMPOSSIBLE, RISKY, FREE)
     return tuple(sorted(found, key=lambda change: order.index(change.kind)))
+
+
+def _follows(path: tuple[str, ...], changed: Collection[tuple[str, ...]]) -> bool:
+    """Is it a key of DeepSpeed that the plan derives from another field, which has changed too and is told itself?"""
+    if "deepspeed" not in path:
+        return False
+    learner = path[: path.index("deepspeed")]
+    return any(cause in changed for cause in (*DEEPSPEED_CAUSES, (*learner, "max_grad_norm"), (*learner, "zero_stage")))
 
 
 def classify(path: tuple[str, ...]) -> tuple[str, str]:
@@ -89,6 +99,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
+DEEPSPEED_CAUSES = (("world", "ranks"), ("world", "device"), ("policy", "dtype"), ("policy", "lora"))
+"""What a plan derives DeepSpeed's configuration from, beside the learner's own fields; none of them changes without being asked about."""
+FOLLOWED = (FOLLOWS, "from what has changed with it")
 UNKNOWN = (RISKY, "it is not known what a change of it does to a run")
 
 # How to add one: a row for each new field of the plan, the narrower pattern before the wider one; the first that matches counts.
@@ -155,7 +168,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "learner.compile": (RISKY, "other kernels, so the bits differ"),
     "learner.skip_at_most": (FREE, "when to give up"),
     "learner.zero_stage": (IMPOSSIBLE, "the trainer's state has another form"),
-    "learner.deepspeed.**": (FOLLOWS, "from stage, ranks, number type and clipping"),
+    "learner.deepspeed.**": (RISKY, "number types, offloading, or keys of DeepSpeed's own"),
     "learner.**": (RISKY, "another update"),
     "eval.**": (FREE, "evaluation does not touch training"),
     "early_stop": (FREE, "when to stop"),
@@ -174,7 +187,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "critic.learner.kind": (IMPOSSIBLE, "the optimizer's state has another form"),
     "critic.learner.zero_stage": (IMPOSSIBLE, "the trainer's state has another form"),
     "critic.learner.skip_at_most": (FREE, "when to give up"),
-    "critic.learner.deepspeed.**": (FOLLOWS, "from stage, ranks, number type and clipping"),
+    "critic.learner.deepspeed.**": (RISKY, "number types, offloading, or keys of DeepSpeed's own"),
     "critic.**": (RISKY, "another critic"),
     "freeze_policy_steps": (RISKY, "the policy learns from another step on"),
     "supervised": (RISKY, "known answers join the update, or leave it"),

@@ -15,7 +15,6 @@ from rftcli.algo import batchmath
 from rftcli.data.rows import spec_problems
 from rftcli.data.spec import DataSpec
 from rftcli.errors import MachineError, UsageError
-from rftcli.observe.own import observer_class
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_data import data_specs, reward_parts
 from rftcli.plan.compile_ppo import supervised_data
@@ -38,7 +37,7 @@ from rftcli.rewards.rules import RULES, needs_reference, require_package
 from rftcli.runtime import checks
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
-from rftcli.runtime.recipe_checks import form_problems, reward_problems
+from rftcli.runtime.recipe_checks import form_problems, observer_problems, recipe_file, reward_problems
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
@@ -99,12 +98,14 @@ def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> Loaded
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     path = recipe_path(given) if text is None else given
     loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text)
-    loaded.raise_problems([*reward_problems(loaded), *form_problems(loaded), *_observer_problems(loaded)])
+    loaded.raise_problems([*reward_problems(loaded), *form_problems(loaded), *observer_problems(loaded)])
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
             if part.kind == "rule":
                 require_package(part.target)
-    if loaded.recipe.train.optimizer.kind == "adamw_8bit" and importlib.util.find_spec("bitsandbytes") is None:
+    critic = loaded.recipe.models.critic
+    kinds = {loaded.recipe.train.optimizer.kind, *([] if critic is None else [critic.optimizer.kind])}
+    if "adamw_8bit" in kinds and importlib.util.find_spec("bitsandbytes") is None:
         raise MachineError("adamw_8bit needs the package `bitsandbytes`, which is not installed", hint="pip install 'rftcli[quantise]'")
     return loaded
 
@@ -138,7 +139,7 @@ def prepare(
         raise
     train_rows, lengths = scan.train_rows, ()
     if not problems:  # what cannot be read cannot be measured
-        folder = _path(loaded).resolve().parent
+        folder = recipe_file(loaded).resolve().parent
         measured, longer = checks.check_lengths(
             loaded, policy, tokenizer, folder, problems, first_streamed=STREAMED_ROWS_LOOKED_AT
         )
@@ -165,7 +166,7 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
         _model(loaded, "models.policy.path", recipe.models.policy.path, problems)
     _, warnings = _scan(loaded, problems, first=ROWS_LOOKED_AT)
     if not problems:
-        warnings += checks.check_rows(loaded, _path(loaded).resolve().parent, problems, first=ROWS_LOOKED_AT, first_streamed=ROWS_LOOKED_AT)
+        warnings += checks.check_rows(loaded, recipe_file(loaded).resolve().parent, problems, first=ROWS_LOOKED_AT, first_streamed=ROWS_LOOKED_AT)
     refusal = batchmath.refusal(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, ranks or gpus)
     if refusal is not None:
         problems.append(loaded.problem("batch.prompts_per_step", refusal, hint="`rft explain batch.prompts_per_step`"))
@@ -228,11 +229,6 @@ def _prepared_plan(
     return Prepared(plan=plan, loaded=None, data=None, machine=machine, warnings=())
 
 
-def _path(loaded: LoadedRecipe) -> Path:
-    assert loaded.path is not None, "recipes of commands are files"
-    return loaded.path
-
-
 def _model(loaded: LoadedRecipe, key: str, path: str, problems: list[Problem], revision: str | None = None) -> ModelFacts:
     """Facts of the model at a key; when there is none, a problem at its place, and facts that say nothing."""
     try:
@@ -280,8 +276,8 @@ def _compile(
         return compile_plan(
             written_recipe(loaded),
             facts,
-            name=run_name(loaded.recipe, _path(loaded).stem),
-            search_path=escaped(str(_path(loaded).resolve().parent)),
+            name=run_name(loaded.recipe, recipe_file(loaded).stem),
+            search_path=escaped(str(recipe_file(loaded).resolve().parent)),
             policy_path=_written_path(loaded, ("models", "policy", "path"), facts.model),
             reference_path=None if reference is None else _written_path(loaded, ("models", "reference", "from"), reference),
             critic=None if critic is None else replace(critic, path=_written_path(loaded, ("models", "critic", "from"), critic)),
@@ -339,7 +335,7 @@ def _check_labels(
 
 
 def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], problems: list[Problem], first: int | None) -> data_probe.DataFacts:
-    folder = _path(loaded).resolve().parent
+    folder = recipe_file(loaded).resolve().parent
     sets: list[data_probe.SetFacts] = []
     for spec, key in specs:
         wrong = spec_problems(spec)
@@ -353,17 +349,6 @@ def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], 
             where = format_path((*key, "python" if spec.path is None else "path"))
             problems.append(loaded.problem(where, error.message, hint=error.hint))
     return data_probe.DataFacts(sets=tuple(sets))
-
-
-def _observer_problems(loaded: LoadedRecipe) -> list[Problem]:
-    """An observer of the user's own that cannot be imported."""
-    if loaded.recipe.track.python is None:
-        return []
-    try:
-        observer_class(loaded.recipe.track.python, str(_path(loaded).resolve().parent))
-    except UsageError as error:
-        return [loaded.problem("track.python", error.message, hint=error.hint)]
-    return []
 
 
 def _few_prompts(plan: Plan, rows: int | None) -> tuple[str, ...]:

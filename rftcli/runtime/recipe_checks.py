@@ -1,4 +1,4 @@
-"""What can be said of rewards and forms before the data is looked at: options, functions that cannot be imported, forms that are none."""
+"""What a recipe says wrongly before its data is looked at: options of rules, what cannot be imported, forms that are none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rftcli.engines import grammar
 from rftcli.errors import UsageError
+from rftcli.observe.own import observer_class
 from rftcli.plan.compile_run import scoring
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.paths import KeyPath, format_path
@@ -44,6 +45,17 @@ def form_problems(loaded: LoadedRecipe) -> list[Problem]:
         return []
     key = "regex" if form.regex is not None else "json_schema"
     return [loaded.problem(f"rollout.structured.{key}", f"not a form that can be sampled: {text}", hint=f"`rft explain rollout.structured.{key}`")]
+
+
+def observer_problems(loaded: LoadedRecipe) -> list[Problem]:
+    """An observer of the user's own that cannot be imported."""
+    if loaded.recipe.track.python is None:
+        return []
+    try:
+        observer_class(loaded.recipe.track.python, str(recipe_file(loaded).resolve().parent))
+    except UsageError as error:
+        return [loaded.problem("track.python", error.message, hint=error.hint)]
+    return []
 
 
 def recipe_file(loaded: LoadedRecipe) -> Path:

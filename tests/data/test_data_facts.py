@@ -38,7 +38,7 @@ def test_labels_references_and_size(write_jsonl: Write, tmp_path: Path) -> None:
     path = write_jsonl(*TABLE)
     (facts,) = scan([spec_of(path)], cache_dir=tmp_path / "cache").sets
     assert (facts.name, facts.origin, facts.complete, facts.rows, facts.bytes) == ("train", str(path), True, 4, path.stat().st_size)
-    assert (facts.columns, facts.with_reference, len(facts.fingerprint)) == (("prompt", "kind", "answer"), 2, 64)
+    assert (facts.columns, len(facts.fingerprint)) == (("prompt", "kind", "answer"), 64)
     assert facts.labels == {
         "math": LabelFacts(rows=2, example=f"{path}:1", without_reference=1, example_without=f"{path}:3"),
         "chat": LabelFacts(rows=1, example=f"{path}:2", without_reference=1, example_without=f"{path}:2"),
@@ -66,7 +66,7 @@ def test_a_python_source_is_scanned_and_not_cached(tmp_path: Path) -> None:
     (tmp_path / "scanned_source.py").write_text("def rows(n):\n    return [{'prompt': str(i), 'answer': i} for i in range(n)]\n")
     spec = DataSpec(name="made", python="scanned_source:rows", options={"n": 3}, label="math")
     (facts,) = scan([spec], (tmp_path,), cache_dir=tmp_path / "cache").sets
-    assert (facts.origin, facts.rows, facts.bytes, facts.with_reference) == ("scanned_source:rows", 3, None, 3)
+    assert (facts.origin, facts.rows, facts.bytes) == ("scanned_source:rows", 3, None)
     assert not (tmp_path / "cache").exists()
 
 

@@ -122,3 +122,8 @@ def weights_equal(one: Path, other: Path) -> bool:
 
     first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
     return first.keys() == second.keys() and all(bool((first[name] == second[name]).all()) for name in first)
+
+
+def arguments(settings: dict[str, str]) -> list[str]:
+    """As options of a command: `--set KEY=VALUE` for each."""
+    return [item for key, value in settings.items() for item in ("--set", f"{key}={value}")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SMALL, Command, events, state, steps, weights_equal
+from conftest import SMALL, Command, arguments, events, state, steps, weights_equal
 
 SETS = (
     "{held_out: {path: 'builtin:quickstart/test.jsonl', limit: 5, samples_per_prompt: 4}, "
@@ -24,10 +24,6 @@ SETTINGS = {
     "samples": "{every: 2, max: 6}",
     "name": "'{recipe}-{seed}'",
 }
-
-
-def arguments(settings: dict[str, str]) -> list[str]:
-    return [item for key, value in settings.items() for item in ("--set", f"{key}={value}")]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SMALL, Command, events, steps, weights_equal
+from conftest import SMALL, Command, arguments, events, steps, weights_equal
 
 TOKENS = "[" + ", ".join(f"<step{number}>" for number in range(12)) + "]"
 """More than the quickstart model has spare rows for."""
@@ -25,10 +25,6 @@ ADAPTED = {
     "train.deepspeed.zero_stage": "3",
     "eval.every": "2",
 }
-
-
-def arguments(sets: dict[str, str]) -> list[str]:
-    return [item for key, value in sets.items() for item in ("--set", f"{key}={value}")]
 
 
 @pytest.fixture(scope="module")

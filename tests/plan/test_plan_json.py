@@ -49,7 +49,7 @@ def test_the_text_is_readable_and_ordered(compiled: Compiled) -> None:
     text = plan_to_json(compiled("models.policy.chat.system=grüße"))
     data = json.loads(text)
     assert text.endswith("}\n") and "grüße" in text and list(data) == sorted(data)
-    assert data["format"] == PLAN_FORMAT == 1
+    assert data["format"] == PLAN_FORMAT
 
 
 def test_the_hash_is_over_everything(plans: list[Plan]) -> None:
@@ -72,7 +72,7 @@ def damaged(plan: Plan, path: tuple[str, ...], value: Any) -> str:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("format",), 2, "not a plan of format 1"),
+        (("format",), PLAN_FORMAT - 1, f"not a plan of format {PLAN_FORMAT}"),
         (("steps",), "ten", "Plan.steps: expected an integer, got str"),
         (("steps",), None, "Plan.steps: expected an integer, got null"),
         (("notes",), None, "Plan.notes: expected a list, got null"),
@@ -89,7 +89,7 @@ def test_what_is_no_plan_names_the_field(compiled: Compiled, path: tuple[str, ..
         plan_from_json(damaged(compiled(), path, value))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "{}", '{"format": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "{}", f'{{"format": {PLAN_FORMAT}}}'])
 def test_what_is_no_plan_at_all(text: str) -> None:
     with pytest.raises(ValueError):
         plan_from_json(text)

@@ -88,6 +88,11 @@ def test_what_is_not_known_is_risky() -> None:
         (("checkpoint.every=3", "track.tensorboard=true", "eval.every=2"), {"checkpoint.every": FREE, "track.tensorboard": FREE, "eval.every": FREE}),
         (("train.max_hours=1",), {"max_hours": FREE}),
         (("train.optimizer.lr=1e-4",), {"learner.lr": RISKY}),
+        (("train.max_grad_norm=0.5",), {"learner.max_grad_norm": RISKY}),
+        (
+            ("train.deepspeed.extra={zero_optimization: {overlap_comm: true}}",),
+            {"learner.deepspeed.zero_optimization.overlap_comm": RISKY},
+        ),
         (("rewards.default[0].weight=2",), {"rewards.labels.default.exact.weight": RISKY}),
         (("rewards.other=[{rule: exact}]",), {"rewards.labels.other": RISKY}),
         (("models.policy.dtype=bfloat16",), {"policy.dtype": IMPOSSIBLE}),

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rank_threads import ThreadWorld, ends_on_ranks
 
 from rftcli.errors import ResumeError, RftError
 from rftcli.plan.compile import compile_plan
@@ -81,52 +80,6 @@ class Position:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.at = state["at"]
-
-
-class ThreadWorld:
-    """One rank of a `World` whose ranks are threads."""
-
-    def __init__(self, rank: int, shared: SimpleNamespace) -> None:
-        self.rank = rank
-        self.size: int = shared.barrier.parties
-        self._shared = shared
-
-    def gather(self, value: Any) -> list[Any]:
-        self._shared.values[self.rank] = value
-        self._shared.barrier.wait()
-        values = list(self._shared.values)
-        self._shared.barrier.wait()
-        return values
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]
-
-    def max(self, values: Sequence[float]) -> list[float]:
-        return [float(max(column)) for column in zip(*self.gather(list(values)), strict=True)]
-
-    def barrier(self, name: str) -> None:
-        self._shared.barrier.wait()
-
-
-def on_ranks(size: int, work: Callable[[ThreadWorld], None]) -> list[BaseException | None]:
-    """How `work` ended on each of `size` ranks."""
-    shared = SimpleNamespace(barrier=threading.Barrier(size, timeout=20), values=[None] * size)
-    ends: list[BaseException | None] = [None] * size
-
-    def run(rank: int) -> None:
-        try:
-            work(ThreadWorld(rank, shared))
-        except BaseException as error:
-            ends[rank] = error
-            if not isinstance(error, RftError):
-                shared.barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return ends
 
 
 @contextmanager
@@ -331,14 +284,14 @@ def test_all_ranks_fail_together(run: RunDir, plan: Plan, broken: int) -> None:
     def work(world: ThreadWorld) -> None:
         write(run, 5, plan, Weight(world, 1.0, numbers=1000, write=to_a_full_disk if world.rank == broken else None), world=world)
 
-    ends = on_ranks(3, work)
+    ends = ends_on_ranks(3, work)
     assert all(isinstance(end, RftError) and f"rank {broken}: no space left on the disk" in end.message for end in ends), ends
     assert list(run.checkpoints.iterdir()) == []
 
 
 def test_several_ranks_write_one_checkpoint(run: RunDir, plan: Plan) -> None:
     plan = replace(plan, world=replace(plan.world, ranks=3))
-    assert on_ranks(3, lambda world: write(run, 5, plan, Weight(world, float(world.rank)), world=world) and None) == [None] * 3
+    assert ends_on_ranks(3, lambda world: write(run, 5, plan, Weight(world, float(world.rank)), world=world) and None) == [None] * 3
     folder = run.checkpoints / "step_000005"
     assert {path.name for path in (folder / "trainer").iterdir()} == {"rank_0.pt", "rank_1.pt", "rank_2.pt"}
     values: dict[int, float] = {}
@@ -348,7 +301,7 @@ def test_several_ranks_write_one_checkpoint(run: RunDir, plan: Plan) -> None:
         restore(folder, learner=learner, registry={"learner": learner, "source": Position()}, world=world)
         values[world.rank] = float(learner.value[0])
 
-    assert on_ranks(3, back) == [None] * 3 and values == {0: 0.0, 1: 1.0, 2: 2.0}
+    assert ends_on_ranks(3, back) == [None] * 3 and values == {0: 0.0, 1: 1.0, 2: 2.0}
 
 
 def test_a_step_that_is_done_again_replaces_its_checkpoint_only_when_whole(run: RunDir, plan: Plan) -> None:

@@ -375,7 +375,7 @@ def test_a_plan_for_gpus_on_a_machine_without(recipe: Callable[..., Path], tmp_p
     assert plan(path, ranks=None).plan.world.device == "cuda"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 99}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 99}'])
 def test_a_file_that_is_no_plan(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(UsageError, match=r"plan\.json is not a plan") as caught:

@@ -29,12 +29,7 @@ train: {steps: 30, optimizer: {schedule: cosine}}
 """
 
 
-@pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 8)
+pytestmark = pytest.mark.usefixtures("eight_rows")
 
 
 def prepared(*sets: str, text: str = RECIPE, ranks: int = 2) -> Prepared:

@@ -34,12 +34,7 @@ train: {steps: 30}
 """
 
 
-@pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 8)
+pytestmark = pytest.mark.usefixtures("eight_rows")
 
 
 def prepared(*sets: str, text: str = RECIPE, ranks: int = 2) -> Prepared:
@@ -255,7 +250,7 @@ def test_a_run_whose_ranks_are_gone(run: RunDir) -> None:
     assert resumption(run, step=None).step == 0
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"format": 99}', '{"format": 1}'])
+@pytest.mark.parametrize("text", ["", "{", '{"format": 99}', '{"format": 2}'])
 def test_a_damaged_plan(run: RunDir, text: str) -> None:
     stands(run, "failed")
     run.attempt(1).plan.write_text(text)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rank_threads import ThreadWorld, on_ranks
 
 from rftcli.plan.plan import SamplesPlan
 from rftcli.runtime.parts import PartFile, merge_parts
@@ -63,52 +63,6 @@ def test_the_gap_to_the_sampler_is_one_entry() -> None:
     found = update_metrics([update(30, sampler_gap_mean=0.1, sampler_gap_max=0.2), update(10, sampler_gap_mean=0.5, sampler_gap_max=0.9)])
     assert found["sampler_logprob_gap"] == {"mean": pytest.approx(0.2), "max": 0.9}
     assert not {"sampler_gap_mean", "sampler_gap_max"} & set(found)
-
-
-class ThreadWorld:
-    """One rank of a `World` whose ranks are threads."""
-
-    def __init__(self, rank: int, shared: SimpleNamespace) -> None:
-        self.rank = rank
-        self.size: int = shared.barrier.parties
-        self._shared = shared
-
-    def gather(self, value: Any) -> list[Any]:
-        self._shared.values[self.rank] = value
-        self._shared.barrier.wait()
-        values = list(self._shared.values)
-        self._shared.barrier.wait()
-        return values
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]
-
-    def max(self, values: Sequence[float]) -> list[float]:
-        return [float(max(column)) for column in zip(*self.gather(list(values)), strict=True)]
-
-    def barrier(self, name: str) -> None:
-        self._shared.barrier.wait()
-
-
-def on_ranks(size: int, work: Callable[[ThreadWorld], Any]) -> list[Any]:
-    shared = SimpleNamespace(barrier=threading.Barrier(size, timeout=20), values=[None] * size)
-    results: list[Any] = [None] * size
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = work(ThreadWorld(rank, shared))
-        except BaseException as error:
-            results[rank] = error
-            shared.barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    errors = [result for result in results if isinstance(result, BaseException)]
-    assert not errors, errors
-    return results
 
 
 def line(draw: int, sample: int, **more: Any) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rank_threads import on_ranks
 
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
@@ -66,54 +66,6 @@ def make_groups(rewards: Mapping[int, Sequence[float | None]], **fields: Any) ->
         Group(prompt=make_prompt(draw), samples=tuple(make_sample(draw, index, reward, **fields) for index, reward in enumerate(values)))
         for draw, values in rewards.items()
     ]
-
-
-class ThreadWorld:
-    """One rank of a `World` whose ranks are threads."""
-
-    def __init__(self, rank: int, shared: SimpleNamespace) -> None:
-        self.rank = rank
-        self.size: int = shared.barrier.parties
-        self._shared = shared
-
-    def gather(self, value: Any) -> list[Any]:
-        self._shared.values[self.rank] = value
-        self._shared.barrier.wait()
-        values = list(self._shared.values)
-        self._shared.barrier.wait()
-        return values
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]
-
-    def max(self, values: Sequence[float]) -> list[float]:
-        return [float(max(column)) for column in zip(*self.gather(list(values)), strict=True)]
-
-    def barrier(self, name: str) -> None:
-        self._shared.barrier.wait()
-
-
-def on_ranks(size: int, work: Callable[[ThreadWorld], Any]) -> list[Any]:
-    """What `work` returns on each of `size` ranks; the first error of any rank is raised here."""
-    shared = SimpleNamespace(barrier=threading.Barrier(size, timeout=20), values=[None] * size)
-    results: list[Any] = [None] * size
-    errors: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = work(ThreadWorld(rank, shared))
-        except BaseException as error:
-            errors.append(error)
-            shared.barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
-    return results
 
 
 class Table:
