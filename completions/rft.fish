@@ -94,7 +94,7 @@ complete -c rft -n '__fish_seen_subcommand_from export' -l dtype -r -d 'float32,
 complete -c rft -n '__fish_seen_subcommand_from export' -l step -r -d 'Which checkpoint of a run; default: final/, else the newest'
 complete -c rft -n '__fish_seen_subcommand_from export' -l help -d 'Show the options'
 complete -c rft -n '__fish_seen_subcommand_from clean' -F
-complete -c rft -n '__fish_seen_subcommand_from clean' -l keep -r -d 'Remove older checkpoints too, but the newest N'
+complete -c rft -n '__fish_seen_subcommand_from clean' -l keep -r -d 'Remove older checkpoints too, but the newest N and the best that the run keeps'
 complete -c rft -n '__fish_seen_subcommand_from clean' -l dry-run -d 'Only show what would go'
 complete -c rft -n '__fish_seen_subcommand_from clean' -l yes -d 'Do not ask'
 complete -c rft -n '__fish_seen_subcommand_from clean' -l help -d 'Show the options'

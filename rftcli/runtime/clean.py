@@ -6,17 +6,18 @@ Never touched: whole checkpoints that are kept, `final/`, samples, evaluations, 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rftcli.errors import ResumeError, UsageError
+from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.runtime.checkpoint import BEFORE, UNFINISHED
-from rftcli.runtime.rundir import COMMITTED, DEAD_AFTER_SECONDS, RunDir
-from rftcli.runtime.verdict import process_start
+from rftcli.runtime.disk import size_of
+from rftcli.runtime.retention import superfluous
+from rftcli.runtime.rundir import COMMITTED, RunDir
+from rftcli.runtime.verdict import attempt_lives, why_dead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +28,21 @@ class Removal:
 
 
 def removals(run: RunDir, *, keep: int | None) -> list[Removal]:
-    """What would go. `keep`: so many of the newest whole checkpoints stay; None keeps all."""
+    """What would go. `keep`: so many of the newest whole checkpoints stay, and the best where the run keeps those; None keeps all."""
     found = [*_unfinished(run), *_parts(run)]
     if keep is not None:
-        whole = run.committed_checkpoints()
-        found += [Removal(path=path, bytes=size_of(path), why="an older checkpoint") for path in whole[: max(0, len(whole) - keep)]]
+        asked = replace(_plan(run).checkpoint, keep=keep, max_gib=None)
+        found += [Removal(path=path, bytes=size_of(path), why="an older checkpoint") for path in superfluous(run, asked)]
     return found
+
+
+def _plan(run: RunDir) -> Plan:
+    last = run.last_attempt()
+    path = run.attempt(last).plan if last else run.plan
+    try:
+        return plan_from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read, and it says which checkpoints are kept: {error}", hint="leave out --keep") from error
 
 
 def _unfinished(run: RunDir) -> Iterator[Removal]:
@@ -54,13 +64,6 @@ def _parts(run: RunDir) -> Iterator[Removal]:
             yield Removal(path=path, bytes=size_of(path), why="one rank's part of a file that was not finished")
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder."""
-    if not path.is_dir():
-        return path.lstat().st_size
-    return sum(item.lstat().st_size for item in path.rglob("*") if not item.is_dir() or item.is_symlink())
-
-
 @contextlib.contextmanager
 def at_rest(run: RunDir) -> Iterator[None]:
     """The run's lock, held. UsageError when the directory is none of a run, or the run goes on anywhere that shows (this machine's processes, or a
@@ -69,8 +72,7 @@ def at_rest(run: RunDir) -> Iterator[None]:
     if state is None:
         raise UsageError(f"{run.path} is not a run directory (no state.json)")
     running = UsageError(f"{run.path} is running (step {state.step})", hint=f"`rft status {run.path}`; stop it first")
-    fresh = time.time() - state.heartbeat <= DEAD_AFTER_SECONDS
-    if (state.status == "running" and fresh) or _lives(run):
+    if (state.status == "running" and why_dead(run, state) is None) or attempt_lives(run.attempt(run.last_attempt())):
         raise running
     with contextlib.ExitStack() as held:
         try:
@@ -78,14 +80,6 @@ def at_rest(run: RunDir) -> Iterator[None]:
         except ResumeError as error:
             raise running from error
         yield
-
-
-def _lives(run: RunDir) -> bool:
-    for path in run.attempt(run.last_attempt()).ranks.glob("rank_*.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if process_start(int(record["pid"])) == record["started"]:
-            return True
-    return False
 
 
 def remove(found: Sequence[Removal]) -> None:

@@ -86,9 +86,11 @@ def next_checkpoint_bytes(plan: Plan, before: Sequence[Path]) -> int | None:
     return size_of(before[-1]) if before else checkpoint_bytes(plan)
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder."""
-    return sum(item.stat().st_size for item in folder.rglob("*") if item.is_file())
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    if not path.is_dir():
+        return path.lstat().st_size
+    return sum(item.lstat().st_size for item in path.rglob("*") if not item.is_dir() or item.is_symlink())
 
 
 def check(plan: Plan, run: Path) -> list[str]:

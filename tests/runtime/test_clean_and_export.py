@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from rftcli.builtin import builtin_path
 from rftcli.errors import UsageError
+from rftcli.plan.compile import compile_plan
+from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
+from rftcli.plan.plan import plan_to_json
+from rftcli.recipe.load import load_text
 from rftcli.runtime.clean import at_rest, removals, remove
 from rftcli.runtime.export import INDEX, export
 from rftcli.runtime.rundir import COMMITTED, RunDir, State, commit_text, step_name
@@ -27,11 +32,24 @@ def checkpoint(run: RunDir, step: int, *, committed: bool = True, prefix: str = 
     return folder
 
 
+RECIPE = """\
+models: {policy: {path: org/model}}
+data: {train: {path: train.jsonl}, eval: {test: {path: test.jsonl}}}
+rewards: {default: [{rule: exact}]}
+train: {steps: 10}
+batch: {prompts_per_step: 2}
+checkpoint: {keep_best: {metric: eval.test.mean@1}}
+"""
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path / "run")
     made.create()
     made.write_state(State(status="done", step=4, attempt=1, heartbeat=time.time()))
+    facts = Facts(machine=MachineFacts(cores=1, memory_gib=1.0), model=ModelFacts(path="m"), ranks=1, train_rows=2)
+    plan = compile_plan(load_text(RECIPE, sets=[], env={}).recipe, facts, name="n", search_path="/", policy_path="m")
+    made.plan.write_text(plan_to_json(plan))
     return made
 
 
@@ -63,11 +81,27 @@ def test_the_newest_stay(run: RunDir) -> None:
     assert [path.name for path in run.committed_checkpoints()] == ["step_000002", "step_000010"]
 
 
+def test_the_best_stays(run: RunDir) -> None:
+    for step, value in ((1, 0.2), (2, 0.9), (3, 0.5), (4, 0.4)):
+        checkpoint(run, step)
+        (run.evals / f"step_{step:06d}.json").write_text(json.dumps({"sets": {"test": {"mean@1": {"value": value}}}}))
+    assert names(run, keep=1) == ["step_000001", "step_000003"]
+
+
+def test_without_a_plan_nothing_old_goes(run: RunDir) -> None:
+    checkpoint(run, 1)
+    run.plan.write_text("{")
+    assert names(run) == []
+    with pytest.raises(UsageError, match="which checkpoints are kept"):
+        names(run, keep=1)
+
+
 def test_a_running_run_is_left_alone(run: RunDir) -> None:
     run.write_state(State(status="running", step=2, attempt=1, heartbeat=time.time()))
     with pytest.raises(UsageError, match="is running"), at_rest(run):
         pass
-    run.write_state(State(status="running", step=2, attempt=1, heartbeat=time.time() - 1000))  # dead: its heartbeat is old
+    long_ago = time.time() - 1000
+    os.utime(run.state_file, (long_ago, long_ago))  # dead: its heartbeat is old
     with at_rest(run), pytest.raises(UsageError, match="is running"), at_rest(RunDir(run.path)):  # another command holds the lock
         pass
 

@@ -204,3 +204,13 @@ def test_a_directory_whose_making_was_cut_short_is_made_again(tmp_path: Path) ->
     (tmp_path / "half" / "notes.txt").write_text("mine")
     with pytest.raises(UsageError):
         create(prepared(), tmp_path / "half", again=True)
+
+
+def test_a_secret_that_was_laid_on_a_recipe_is_not_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "f00dfeedf00dfeed")
+    made = create(prepared("name=f00dfeedf00dfeed"), tmp_path / "secret")
+    assert "f00dfeed" not in made.manifest.read_text()
+    made.write_state(State(status="stopped", step=0, attempt=0, heartbeat=time.time()))
+    made.recipe.write_text(made.recipe.read_text().replace("steps: 30", "steps: 40"))
+    with pytest.raises(ResumeError, match="held a secret"):
+        resumption(made, step=None)
