@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rftcli.errors import MachineError, UsageError
+from rftcli.models.attention import implementation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -64,7 +65,7 @@ def load_causal_lm(
     revision: str | None = None,
     quantised: Any = None,
 ) -> PreTrainedModel:
-    """The model, in eval mode, on `device`. `dtype` is float32 or bfloat16, `attention` eager or sdpa, `options` go to `from_pretrained`
+    """The model, in eval mode, on `device`. `dtype` is float32 or bfloat16, `attention` a kind of the recipe, `options` go to `from_pretrained`
     (a key of the configuration changes it). `revision` is of a hub id. `quantised`: a `BitsAndBytesConfig`; weights go to the device in few bits.
 
     `dropout` is set everywhere: 0.0 turns off what the configuration or a module brought along. Layer drop is always off: it would make two
@@ -90,7 +91,7 @@ def load_causal_lm(
             **{name: rest[name] for name in changes if name in rest},
             config=config,
             dtype=DTYPES[dtype],
-            attn_implementation=attention,
+            attn_implementation=implementation(attention),
             trust_remote_code=trust_remote_code,
         )
     _set_module_dropout(model, dropout)

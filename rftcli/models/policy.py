@@ -10,7 +10,7 @@ What it leaves out: losses, gradients' fate and devices. An engine such as DeepS
 from __future__ import annotations
 
 from inspect import signature
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from rftcli.algo.logprobs import chunked_logprobs
+from rftcli.models.attention import model_inputs
 from rftcli.models.router import router_losses
 from rftcli.types import Batch
 
@@ -31,8 +32,8 @@ Head = Literal["chunked", "model"]
 class CausalPolicy(nn.Module):
     """`protocols.Policy` over a transformers causal LM. `head` can be changed after the probe, before training starts.
 
-    Packed rows (attention_mask None, positions that restart) attend inside their own sequence only: transformers derives that mask from the
-    positions when there is no cache, with sdpa and eager attention.
+    Packed rows (attention_mask None, positions that restart) attend inside their own sequence only: by the borders that `attention` passes down, or
+    by a mask that transformers derives from the positions when there is no cache, with sdpa and eager attention.
 
     `balance`: each forward pass with gradients leaves `router_losses` (num_sequences,) behind, for a model whose router chooses experts.
     `compiled`: the backbone of this path goes through torch.compile, once for all shapes.
@@ -69,7 +70,7 @@ class CausalPolicy(nn.Module):
         nothing = select.numel() == 0
         if nothing:
             select, target_ids = select.new_zeros(1), target_ids.new_zeros(1)
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "use_cache": False}
+        inputs = model_inputs(self.model, input_ids, position_ids, attention_mask)
         self.router_losses = None
         if self.balances and torch.is_grad_enabled():
             inputs["output_router_logits"] = True
@@ -95,14 +96,14 @@ class CausalPolicy(nn.Module):
             most_tokens=batch.most_tokens,
         )
 
-    def _hidden(self, inputs: dict[str, Tensor | bool | None], select: Tensor) -> Tensor:
+    def _hidden(self, inputs: dict[str, Any], select: Tensor) -> Tensor:
         """(N, H) the backbone's last hidden states at `select`."""
         decoder = self._run_decoder or self.model.get_decoder()
         outputs = decoder(**inputs)
         self._balance(inputs, outputs)
         return outputs.last_hidden_state.flatten(0, 1).index_select(0, select)  # of (B, S, H)
 
-    def _scores(self, inputs: dict[str, Tensor | bool | None], select: Tensor) -> Tensor:
+    def _scores(self, inputs: dict[str, Any], select: Tensor) -> Tensor:
         """(N, V) the model's own scores at `select`; of the other columns none are computed where the model can leave them out."""
         width = inputs["input_ids"].shape[1]
         if not self._keeps_logits:
@@ -114,6 +115,7 @@ class CausalPolicy(nn.Module):
         self._balance(inputs, outputs)
         return outputs.logits[select // width, place]  # of (B, C, V)
 
-    def _balance(self, inputs: dict[str, Tensor | bool | None], outputs: ModelOutput) -> None:
+    def _balance(self, inputs: dict[str, Any], outputs: ModelOutput) -> None:
         if "output_router_logits" in inputs:
-            self.router_losses = router_losses(self.model.config, outputs.get("router_logits"), inputs["position_ids"], inputs["attention_mask"])
+            padding = None if "cu_seq_lens_q" in inputs else inputs["attention_mask"]
+            self.router_losses = router_losses(self.model.config, outputs.get("router_logits"), inputs["position_ids"], padding)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from rftcli.errors import UsageError
+from rftcli.models.attention import implementation, model_inputs
 from rftcli.models.load import _HUB_OPTIONS, DTYPES, _readable_errors, _set_config_dropout, _set_module_dropout, _source, _unpacked
 from rftcli.types import Batch
 
@@ -49,7 +50,7 @@ class ValueModel(nn.Module):
         most_tokens: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """(values (N,), zeros (N,)), float32, at `select`. Without trained tokens the empty result still depends on every weight."""
-        scores = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False).logits  # (B, S, 1)
+        scores = self.model(**model_inputs(self.model, input_ids, position_ids, attention_mask)).logits  # (B, S, 1)
         values = scores[..., 0].float().flatten().index_select(0, select)  # (N,)
         if select.numel() == 0:
             values = scores.float().flatten()[:0] + 0.0 * scores.float().sum()
@@ -104,7 +105,7 @@ def load_value_model(
             **{name: rest[name] for name in changes if name in rest},
             config=config,
             dtype=DTYPES[dtype],
-            attn_implementation=attention,
+            attn_implementation=implementation(attention),
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=True,
             output_loading_info=True,

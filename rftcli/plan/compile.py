@@ -58,7 +58,7 @@ def compile_plan(
     reference, reference_use = reference_plans(recipe, facts, world, policy, other, notes)
     check_models(recipe, facts, problems, notes)
 
-    batch = batch_plan(recipe, facts, world, problems)
+    batch = batch_plan(recipe, facts, world, policy.attention, problems)
     learner = learner_plan(recipe, facts, world, policy, batch, notes, critic)
     rollout = rollout_plan(recipe, learner, notes)
     if rollout is not None:

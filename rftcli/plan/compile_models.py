@@ -23,6 +23,10 @@ CHECKPOINTING_FROM_PARAMETERS = 2_000_000_000
 
 REFERENCE_SHARE = 0.25
 """Share of a GPU that a reference may hold for good; a larger one waits in CPU memory."""
+PACKING = ("varlen", "flash_2", "flash_3")
+"""Kinds of attention that make packed rows cheaper than padded ones."""
+MOST_HEAD_DIM = 256
+"""Widest head of torch's kernel for packed rows."""
 PREFIXES = ("model.", "transformer.")
 """What files of weights may have, or lack, in front of the names that the loaded model has."""
 
@@ -37,7 +41,7 @@ def model_plan(recipe: Recipe, facts: Facts, device: str, path: str) -> ModelPla
         path=path,
         given=policy.path,
         dtype=dtype,
-        attention="sdpa" if policy.attention == "auto" else policy.attention,
+        attention=_attention(policy.attention, facts, device, dtype),
         dropout=policy.dropout,
         gradient_checkpointing=bool(checkpointing),
         trust_remote_code=policy.trust_remote_code,
@@ -56,6 +60,15 @@ def model_plan(recipe: Recipe, facts: Facts, device: str, path: str) -> ModelPla
         else QuantisePlan(bits=policy.quantise.bits, kind=policy.quantise.kind, nested=policy.quantise.nested),
         ema=None if policy.ema is None else EmaPlan(decay=policy.ema.decay, evaluate=policy.ema.evaluate, export=policy.ema.export),
     )
+
+
+def _attention(written: str, facts: Facts, device: str, dtype: str) -> str:
+    """Packed attention where torch's kernel takes the model: half precision, a head it knows, nothing but scaled products."""
+    if written != "auto":
+        return written
+    head = facts.model.head_dim
+    fits = head is not None and head % 8 == 0 and head <= MOST_HEAD_DIM and facts.model.plain_attention
+    return "varlen" if device == "cuda" and dtype == "bfloat16" and facts.machine.varlen and fits else "sdpa"
 
 
 def _lora(recipe: Recipe) -> LoraPlan | None:

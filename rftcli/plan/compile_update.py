@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rftcli.algo import batchmath
 from rftcli.plan import deepspeed_config
-from rftcli.plan.compile_models import trains_in
+from rftcli.plan.compile_models import PACKING, trains_in
 from rftcli.plan.compile_precision import auto_stage, update_notes
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ModelFacts
@@ -27,7 +27,7 @@ TOKENS_PER_MICRO_BATCH = {"cpu": 8192, "cuda": 16384}
 """Positions of one backward pass when the recipe leaves the micro-batch to the plan: enough to fill the device, small beside its memory."""
 
 
-def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[PlanProblem]) -> BatchPlan | None:
+def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, attention: str, problems: list[PlanProblem]) -> BatchPlan | None:
     section = recipe.batch
     samples = recipe.rollout.samples_per_prompt
     refusal = batchmath.refusal(section.prompts_per_step, section.updates_per_step, facts.ranks)
@@ -63,7 +63,7 @@ def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[Pl
         updates_per_step=section.updates_per_step,
         epochs=section.epochs,
         micro_batch_size=micro,
-        layout="padded" if section.layout == "auto" else section.layout,
+        layout=section.layout if section.layout != "auto" else "packed" if attention in PACKING else "padded",
         equation=batchmath.equation(shape),
         needs_prepass=needs_prepass(recipe),
         tokens_per_micro_batch=budget,

@@ -59,7 +59,7 @@ VALUES: dict[str, dict[str, str]] = {
     "train.offload.optimizer": {"nvme": "use cpu: writing moments to a disk in every update is slower than any other way to save memory"},
     "train.offload.parameters": {"nvme": "use cpu: reading weights from a disk in every pass is slower than any other way to save memory"},
     "models.policy.dtype": {"float16": "float16 needs loss scaling: use bfloat16"},
-    "models.policy.attention": dict.fromkeys(("varlen", "flash_2", "flash_3", "flex"), "use sdpa"),
+    "models.policy.attention": {"flex": "use varlen: it packs without compiling a mask for every micro-batch"},
     "rollout.engine": dict.fromkeys(("vllm", "sglang", "diffusers"), "use hf"),
     "rewards.LABEL.combine": dict.fromkeys(("product", "min", "gate", "python"), "use sum, or combine inside one `python` part"),
     "algorithm.advantage.kind": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -49,6 +50,27 @@ def test_gradient_checkpointing(
 ) -> None:
     plan = compiled(f"models.policy.gradient_checkpointing={asked}", machine=gpus if on_gpu else cpu, parameters=parameters)
     assert plan.policy.gradient_checkpointing is expected
+
+
+@pytest.mark.parametrize(
+    ("sets", "model", "kernel", "on_gpu", "expected"),
+    [((), {"head_dim": 64}, True, True, ("varlen", "packed")),
+     ((), {"head_dim": 64}, False, True, ("sdpa", "padded")),  # an older torch
+     ((), {"head_dim": 64}, True, False, ("sdpa", "padded")),  # a CPU
+     ((), {"head_dim": 288}, True, True, ("sdpa", "padded")),
+     ((), {"head_dim": 20}, True, True, ("sdpa", "padded")),
+     ((), {}, True, True, ("sdpa", "padded")),
+     ((), {"head_dim": 64, "plain_attention": False}, True, True, ("sdpa", "padded")),
+     (("models.policy.dtype=float32",), {"head_dim": 64}, True, True, ("sdpa", "padded")),
+     (("models.policy.attention=varlen",), {}, False, False, ("varlen", "packed")),
+     (("models.policy.attention=flash_2",), {}, False, True, ("flash_2", "packed")),
+     (("models.policy.attention=varlen", "batch.layout=padded"), {}, False, False, ("varlen", "padded"))],
+)  # fmt: skip
+def test_packed_attention_where_the_kernel_takes_the_model(
+    compiled: Compiled, cpu: MachineFacts, gpus: MachineFacts, sets: tuple[str, ...], model: dict, kernel: bool, on_gpu: bool, expected: tuple
+) -> None:
+    plan = compiled(*sets, machine=replace(gpus if on_gpu else cpu, varlen=kernel), **model)
+    assert (plan.policy.attention, plan.batch.layout) == expected
 
 
 def test_the_same_inputs_give_the_same_plan(compiled: Compiled) -> None:

@@ -103,6 +103,18 @@ def test_other_names_of_the_same_facts(directory: Path) -> None:
     assert model_facts(str(directory)).layers == 32
 
 
+@pytest.mark.parametrize(
+    ("change", "head_dim", "plain"),
+    [({}, 128, True), ({"head_dim": 96}, 96, True), ({"attn_logit_softcapping": 50.0}, 128, False), ({"attn_logit_softcapping": None}, 128, True),
+     ({"model_type": "gpt_oss"}, 128, False), ({"num_attention_heads": 0}, None, True)],
+)  # fmt: skip
+def test_what_attention_does_to_its_scores(directory: Path, change: dict[str, Any], head_dim: int | None, plain: bool) -> None:
+    (directory / "pytorch_model.bin").write_bytes(b"")
+    (directory / "config.json").write_text(json.dumps(LLAMA_2_7B | change))
+    facts = model_facts(str(directory))
+    assert (facts.head_dim, facts.plain_attention) == (head_dim, plain)
+
+
 def test_the_builtin_model() -> None:
     facts = model_facts(str(builtin_path("quickstart")))
     assert facts.parameters is not None and 700_000 < facts.parameters < 900_000 and facts.max_positions is not None
