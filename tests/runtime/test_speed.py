@@ -1,0 +1,26 @@
+"""Speed of a step: told for GPUs alone, and an unknown card has no share of a peak."""
+
+import doctest
+
+import pytest
+import torch
+
+from rftcli.runtime import speed
+
+
+def test_examples():
+    assert doctest.testmod(speed, optionflags=doctest.ELLIPSIS).failed == 0
+
+
+def test_a_cpu_has_neither():
+    assert speed.speed_metrics(tokens=100, seconds=1.0, ranks=1, parameters=10, device=torch.device("cpu")) == {}
+
+
+def test_no_row_is_hidden_by_one_before_it():
+    for index, (part, _) in enumerate(speed.TERAFLOPS):
+        assert not any(earlier in part for earlier, _ in speed.TERAFLOPS[:index]), part
+
+
+@pytest.mark.parametrize(("name", "teraflops"), [("NVIDIA H200", 989), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L40S", 362)])
+def test_cards(name, teraflops):
+    assert speed.peak_flops(name) == teraflops * 1e12
