@@ -1,0 +1,138 @@
+"""Seconds and MFU of the update alone, inside `rft train`: answers come from the engine without a model, everything after them is real.
+
+    python -m benchmarks.update --shape 0.5b --prompts 128 --prompt 256 --response 1024
+    python -m benchmarks.update --shape tiny --prompts 4 --prompt 16 --response 32 --steps 2        (a CPU, in seconds)
+
+Weights are random, of the shape named. `--mean-response N` ends answers by chance, so that lengths vary as real ones do; without it all are equally
+long. Cases: padded rows with sdpa, packed rows with a mask (sdpa), packed rows with varlen attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.runs import RESULTS, machine
+from rftcli.builtin import builtin_path
+from rftcli.runtime.speed import mfu, peak_flops
+
+SHAPES = {
+    "tiny": (64, 172, 2, 4, 2, 512),
+    "135m": (576, 1536, 30, 9, 3, 49152),
+    "0.5b": (896, 4864, 24, 14, 2, 151936),
+    "1.5b": (1536, 8960, 28, 12, 2, 151936),
+    "7b": (3584, 18944, 28, 28, 4, 152064),
+}
+"""Qwen2 shapes, and SmolLM2's: the numbers of SIZES."""
+
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+
+CASES = {
+    "padded": ["models.policy.attention=sdpa", "batch.layout=padded"],
+    "masked": ["models.policy.attention=sdpa", "batch.layout=packed"],
+    "varlen": ["models.policy.attention=varlen", "batch.layout=packed"],
+}
+
+
+def make_model(shape: str, folder: Path, longest: int) -> None:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = dict(zip(SIZES, SHAPES[shape], strict=True))
+    tied = shape in ("tiny", "135m", "0.5b", "1.5b")
+    config = Qwen2Config(**sizes, max_position_embeddings=max(longest, 4096), tie_word_embeddings=tied, eos_token_id=1, bos_token_id=1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(builtin_path("quickstart") / name, folder)
+
+
+def run_case(options: argparse.Namespace, name: str, model: Path, folder: Path) -> dict[str, Any]:
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "7" * options.prompt, "row": row}) + "\n" for row in range(options.prompts)))
+    (folder / "by_key.py").write_text("def score(sample):\n    return float(sample % 2)\n")
+    recipe = folder / "update.yaml"
+    sets = [*CASES[name], *options.sets]
+    if options.mean_response:
+        vocabulary = SHAPES[options.shape][-1]
+        sets.append(f"rollout.stop_token_ids={list(range(2, 2 + vocabulary // options.mean_response))}")
+    recipe.write_text(
+        json.dumps({
+            "models": {"policy": {"path": str(model)}},
+            "data": {"train": {"path": str(prompts), "as_chat": False}},
+            "rollout": {
+                "engine": "fake", "samples_per_prompt": options.samples, "max_prompt_tokens": options.prompt + 8,
+                "max_new_tokens": options.response, "ignore_eos": not options.mean_response,
+            },
+            "rewards": {"default": [{"python": "by_key:score", "name": "by_key"}]},
+            "batch": {"prompts_per_step": options.prompts},
+            "train": {"steps": options.steps + 1},
+            "checkpoint": {"save_hf": False},
+            "samples": {"every": 1_000_000},
+        })
+    )  # fmt: skip
+    run_dir = folder / name
+    command = [sys.executable, "-m", "rftcli", "train", str(recipe), "--run-dir", str(run_dir), "--quiet"]
+    finished = subprocess.run(command + [word for item in sets for word in ("--set", item)], capture_output=True, text=True, check=False)
+    result: dict[str, Any] = {"sets": [item for item in sets if len(item) < 200], "exit_code": finished.returncode}
+    if finished.returncode:
+        return {**result, "error": finished.stderr[-1500:]}
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    start = next(event for event in events if event["event"] == "start")
+    steps = [event for event in events if event["event"] == "step"][1:]  # the first warms caches up
+    seconds = statistics.median(step["seconds"]["learn"] for step in steps)
+    tokens = statistics.fmean(step["tokens"] for step in steps)
+    info = machine()
+    peak = peak_flops(info["card"]) if info["card"] else None
+    parameters, ranks = start["parameters"], start["ranks"]
+    return {
+        **result,
+        "parameters": parameters,
+        "tokens": tokens,
+        "learn_seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "update_mfu": None if peak is None else mfu(tokens / seconds / ranks, parameters, peak),
+        "memory_gib": max((max(step["memory_gib"].values()) for step in steps if "memory_gib" in step), default=None),
+        "grad_norm": steps[0].get("grad_norm"),
+        "loss": steps[0].get("loss"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
+    parser.add_argument("--cases", default=",".join(CASES))
+    for name, default in (("prompts", 128), ("samples", 8), ("prompt", 256), ("response", 1024), ("mean-response", 0), ("steps", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--set", dest="sets", action="append", default=[])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        make_model(options.shape, model, options.prompt + options.response + 8)
+        for name in options.cases.split(","):
+            results[name] = found = run_case(options, name, model, Path(folder))
+            if found["exit_code"]:
+                print(f"{name:<8} exit {found['exit_code']}: {found['error'].strip()[-600:]}", flush=True)
+                continue
+            share = "" if found["update_mfu"] is None else f"  MFU {100 * found['update_mfu']:.1f}%"
+            print(f"{name:<8} learn {found['learn_seconds']:.3f} s  {found['tokens_per_second']:,.0f} tokens/s{share}  memory {found['memory_gib']}"
+                  f"  grad {found['grad_norm']:.6f}", flush=True)  # fmt: skip
+    out = options.out or RESULTS / f"update-{options.shape}.json"
+    shown = {key: value for key, value in vars(options).items() if key not in ("out",)}
+    out.write_text(json.dumps({"machine": machine(), "options": shown, "results": results}, indent=2, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()
