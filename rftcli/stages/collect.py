@@ -16,7 +16,7 @@ from rftcli.errors import RftError
 from rftcli.plan.plan import Plan, RolloutPlan
 from rftcli.protocols import Sampler, Scorer, Source, World
 from rftcli.stages.drawing import NOTHING, Drawing, Memory
-from rftcli.stages.keep import trained_samples
+from rftcli.stages.keep import kept_metrics, trained_samples
 from rftcli.stages.records import SampleRecord
 from rftcli.stages.refill import Refill, places
 from rftcli.types import Completion, Group, Prompt, Request, SamplingSettings, ScoredSample
@@ -117,13 +117,14 @@ def collect(
     memory.after(step, refill.outcomes)
 
     mini_batches = tuple(tuple(refill.groups[slot] for slot in mini_batch) for mini_batch in mine)
+    trained = trained_samples(refill.groups.values(), plan.rollout.keep)
     return Collected(
         mini_batches=mini_batches,
         rollout_seconds=rollout.seconds,
         score_seconds=rollout.score_seconds,
         replaced=tuple(refill.replaced),
-        trained=trained_samples(refill.groups.values(), plan.rollout.keep),
-        metrics={**refill.metrics(), **drawing.metrics()},
+        trained=trained,
+        metrics={**refill.metrics(), **drawing.metrics(), **kept_metrics(trained, refill.groups.values(), world)},
     )
 
 

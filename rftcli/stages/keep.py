@@ -1,4 +1,4 @@
-"""Best-of-n filtering: of the n samples of a group only the best and the worst are trained on. Pure.
+"""Best-of-n filtering: of the n samples of a group only the best and the worst are trained on. Pure but for one sum.
 
 Baselines and statistics see all n samples (the mean of all is what an answer of this policy is worth; the mean of the chosen is not): so the chosen
 ones have the advantages that they would have without filtering. PODS (2504.13818) takes the statistics over the chosen ones instead.
@@ -6,9 +6,11 @@ ones have the advantages that they would have without filtering. PODS (2504.1381
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rftcli.plan.plan_sampling import KeepPlan
+from rftcli.protocols import World
 from rftcli.types import Group
 
 
@@ -30,3 +32,12 @@ def trained_samples(groups: Iterable[Group], plan: KeepPlan | None) -> frozenset
     if plan is None:
         return None
     return frozenset((group.prompt.draw, sample) for group in groups for sample in chosen(group, plan))
+
+
+def kept_metrics(trained: frozenset[tuple[int, int]] | None, groups: Iterable[Group], world: World) -> Mapping[str, Any]:
+    """`keep` of the step event: completions over all ranks. Collective where anything is filtered."""
+    if trained is None:
+        return {}
+    sampled = sum(len(group.samples) for group in groups)
+    kept, left = world.sum([len(trained), sampled - len(trained)])
+    return {"keep": {"samples_trained": int(kept), "samples_left_out": int(left)}}
