@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, ReplayPlan
+from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Curriculum, Recipe, Rollout
@@ -20,6 +20,7 @@ def strategies(section: Rollout) -> dict[str, Any]:
         "dynamic": None
         if dynamic is None
         else DynamicPlan(max_extra_rollouts=dynamic.max_extra_rollouts, low=low, high=high, metric=dynamic.metric),
+        "over_sample": None if section.over_sample is None else OverSamplePlan(**section.over_sample.model_dump()),
         "keep": None if keep is None else KeepPlan(best=keep.best, worst=keep.worst),
         "replay": None if replay is None else ReplayPlan(**replay.model_dump()),
     }
@@ -50,6 +51,11 @@ def strategy_notes(recipe: Recipe) -> list[str]:
         notes.append(
             f"rollout.dynamic: a step draws between {recipe.batch.prompts_per_step} and {recipe.batch.prompts_per_step * (1 + extra)} prompts and "
             f"trains on {recipe.batch.prompts_per_step} groups; `train.data_passes` and `eval.every: pass` count the latter"
+        )
+    if rollout.over_sample is not None:
+        notes.append(
+            f"rollout.over_sample: {rollout.over_sample.factor:g} times the prompts are sampled and the groups with the longest answers dropped, so "
+            "training sees shorter answers than the policy gives; which ones depends on the number of ranks"
         )
     if rollout.keep is not None:
         kept = rollout.keep.best + rollout.keep.worst

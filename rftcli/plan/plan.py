@@ -15,7 +15,7 @@ from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
-from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, ReplayPlan
+from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
 from rftcli.rewards.spec import PartSpec
 
 PLAN_FORMAT = 2
@@ -115,6 +115,7 @@ class RolloutPlan:
     by_label: Mapping[str, LabelSampling] = field(default_factory=dict)
     """Labels that are sampled in a way of their own."""
     dynamic: DynamicPlan | None = None
+    over_sample: OverSamplePlan | None = None
     keep: KeepPlan | None = None
     replay: ReplayPlan | None = None
 

@@ -24,6 +24,16 @@ class DynamicPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverSamplePlan:
+    """More prompts are asked for than are trained on; the longest answers are given up."""
+
+    factor: float
+    """Prompts asked for over prompts trained on."""
+    slice_tokens: int
+    """Tokens that answers grow by before whole groups are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepPlan:
     """Of the samples of a group, so many of the best and of the worst are trained on; baselines see all."""
 

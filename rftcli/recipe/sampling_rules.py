@@ -71,6 +71,34 @@ def one_rollout(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         )
 
 
+def over_sampled(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    rollout, path = recipe.rollout, ("rollout", "over_sample")
+    if rollout.over_sample is None:
+        return
+    if rollout.dynamic is not None:
+        yield Finding(
+            path=path,
+            message="does not go together with `rollout.dynamic`",
+            reason="one drops groups by their length and the other by their rewards: what is left would be short answers with a spread",
+            reads=(("rollout", "dynamic"),),
+            at_key=True,
+        )
+    if recipe.batch.rollouts_per_update > 1:
+        why = "over-sampling has one pool of candidates"
+        reads = (("batch", "rollouts_per_update"),)
+        yield Finding(path=path, message="needs `batch.rollouts_per_update` of 1", reason=why, reads=reads, at_key=True)
+    if recipe.algorithm.advantage.kind in ("remax",):
+        why = "a greedy answer would be stopped with the others"
+        yield Finding(path=path, message="does not go together with `remax`", reason=why, reads=(("algorithm", "advantage", "kind"),), at_key=True)
+    if rollout.max_new_tokens != "auto" and rollout.over_sample.slice_tokens >= rollout.max_new_tokens:
+        yield Finding(
+            path=(*path, "slice_tokens"),
+            message=f"must be below `rollout.max_new_tokens`, got {rollout.over_sample.slice_tokens} of {rollout.max_new_tokens}",
+            reason="every answer would be finished before anything is stopped",
+            reads=(("rollout", "max_new_tokens"),),
+        )
+
+
 def kept(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     keep, samples, kl = recipe.rollout.keep, recipe.rollout.samples_per_prompt, recipe.algorithm.kl
     if keep is None:
@@ -173,6 +201,11 @@ ROWS: dict[str, Row] = {
     "sampling-range": (("rollout.dynamic.range", "data.curriculum.range"), "A range has its lower bound first.", ranges),
     "refill-in-one-rollout": (
         ("rollout.dynamic", "batch.rollouts_per_update"), "Dynamic sampling has one rollout an update, beside its refills.", one_rollout
+    ),
+    "over-sampling": (
+        ("rollout.over_sample", "rollout.over_sample.slice_tokens"),
+        "Over-sampling stops answers before their end, and is the only strategy that drops groups of a step.",
+        over_sampled,
     ),
     "kept-samples": (
         ("rollout.keep", "rollout.keep.best", "rollout.keep.worst"), "Filtering keeps some completions of a prompt and not all.", kept

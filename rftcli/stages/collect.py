@@ -6,7 +6,7 @@ in `drawing`, when it gets another one in `refill`. Leaves out advantages and ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -17,6 +17,8 @@ from rftcli.plan.plan import Plan, RolloutPlan
 from rftcli.protocols import Sampler, Scorer, Source, World
 from rftcli.stages.drawing import NOTHING, Drawing, Memory
 from rftcli.stages.keep import kept_metrics, trained_samples
+from rftcli.stages.outcomes import Ask
+from rftcli.stages.over_sample import Candidate, Filled, fill, num_spares, over_sample_metrics
 from rftcli.stages.records import SampleRecord
 from rftcli.stages.refill import Refill, places
 from rftcli.types import Completion, Group, Prompt, Request, SamplingSettings, ScoredSample
@@ -109,6 +111,12 @@ def collect(
     refill = Refill(plan.rollout.dynamic, drawing, world, metric=memory.metric, tells=bool(memory))
 
     asked, rollouts = drawing.first(batch.prompts_per_step), batch.rollouts_per_update
+    over_sample: Mapping[str, Any] = {}
+    if plan.rollout.over_sample is not None:
+        spares = drawing.fresh(num_spares(plan.rollout.over_sample, batch.prompts_per_step, world.size))[world.rank :: world.size]
+        filled, groups = rollout.first_whole({slot: asked[slot] for slot in places(mine)}, spares, drawing)
+        asked = refill.after({slot: candidate.ask for slot, candidate in filled.places.items()}, groups)
+        over_sample = over_sample_metrics(filled, world)
     while asked:
         prompts = {slot: drawing.prompt(asked[slot]) for slot in places(mine) if slot in asked}
         asked = refill.after(asked, rollout.groups(prompts, rollouts))
@@ -124,7 +132,7 @@ def collect(
         score_seconds=rollout.score_seconds,
         replaced=tuple(refill.replaced),
         trained=trained,
-        metrics={**refill.metrics(), **drawing.metrics(), **kept_metrics(trained, refill.groups.values(), world)},
+        metrics={**refill.metrics(), **drawing.metrics(), **over_sample, **kept_metrics(trained, refill.groups.values(), world)},
     )
 
 
@@ -162,6 +170,31 @@ class _Rollout:
         self.seconds += generated_at - start
         self.score_seconds += end - generated_at
         return {slot: groups[prompt.draw] for slot, prompt in prompts.items()}
+
+    def first_whole(self, wanted: Mapping[int, Ask], spares: Sequence[Ask], drawing: Drawing) -> tuple[Filled, dict[int, Group]]:
+        """As many whole groups as are wanted, of more candidates: the ones that are whole first, scored, by place."""
+        rollout, seed = self._plan.rollout, self._plan.seed
+        assert rollout.over_sample is not None
+
+        def candidate(ask: Ask) -> Candidate:
+            prompt = drawing.prompt(ask)
+            return Candidate(ask=ask, prompt=prompt, longest=sampling_settings(rollout, seed, prompt.label).max_new_tokens)
+
+        def generate(requests: Sequence[Request], limit: int) -> Iterator[Completion]:
+            settings = sampling_settings(rollout, seed, requests[0].prompt.label)
+            shortest = min(settings.min_new_tokens, limit)
+            return self._sampler.generate(requests, replace(settings, max_new_tokens=limit, min_new_tokens=shortest, logprobs=self._logprobs))
+
+        start = self._clock()
+        samples = range(self._plan.batch.samples_per_prompt)
+        filled = fill(rollout.over_sample, {slot: candidate(ask) for slot, ask in wanted.items()}, list(map(candidate, spares)), samples, generate)
+        generated_at = self._clock()
+        answers = [answer for one in filled.places.values() for answer in one.answers.values()]
+        self._tick("rollout", len(answers), len(answers))
+        groups = group_up(self._scorer.score(answers), [one.prompt.draw for one in filled.places.values()], len(samples))
+        self.seconds += generated_at - start
+        self.score_seconds += self._clock() - generated_at
+        return filled, {slot: groups[one.prompt.draw] for slot, one in filled.places.items()}
 
     def _parts(self, requests: list[Request], rollouts: int) -> Iterator[Iterator[Completion]]:
         """One call of the engine for each rollout and each way to sample in it."""

@@ -18,7 +18,7 @@ from conftest import SMALL, Command, events, rank_pids, steps, weights_equal
 STRATEGIES = [
     *SMALL,
     *("--set", "rollout.dynamic={max_extra_rollouts: 2}", "--set", "rollout.replay={after_steps: 1}", "--set", "rollout.keep={best: 1, worst: 1}"),
-    *("--set", "rollout.first_token_temperature=2.0", "--set", "data.curriculum={range: [0.2, 1.0], share: 0.0}", "--set", "data.train.limit=24"),
+    *("--set", "rollout.first_token_temperature=2.0", "--set", "data.curriculum={range: [0.2, 1.0], share: 0.0}", "--set", "data.train.limit=12"),
     *("--set", "eval={before_training: false, at_end: false}", "--set", "rollout.max_new_tokens=24"),
 ]
 

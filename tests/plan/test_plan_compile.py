@@ -339,7 +339,7 @@ OTHER: dict[str, str] = {
         "stop_token_ids": "[4]",
     }.items()},
     "rollout.dynamic.max_extra_rollouts": "5", "rollout.dynamic.range": "[0.1, 0.9]", "rollout.dynamic.metric": "exact",
-    "rollout.keep.best": "3", "rollout.keep.worst": "3",
+    "rollout.over_sample.factor": "2.0", "rollout.over_sample.slice_tokens": "7", "rollout.keep.best": "3", "rollout.keep.worst": "3",
     "rollout.replay.after_steps": "5", "rollout.replay.times": "2", "rollout.replay.share": "0.5", "rollout.replay.max_waiting": "7",
     "rollout.replay.below": "0.5",
     "data.curriculum.kind": "pass_rate", "data.curriculum.range": "[0.2, 0.8]", "data.curriculum.share": "0.2", "data.curriculum.metric": "exact",

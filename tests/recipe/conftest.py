@@ -318,7 +318,7 @@ profile:
 _REWARDS = FULL.split("\nrewards:\n", 1)[1].split("\nreward_shaping:", 1)[0] + "\n"
 FULL = FULL.replace("@REWARDS@", indent(_REWARDS, "  "))
 """Every supported key but those that others exclude (`train.data_passes`, `rollout.structured`, `rollout.hf.batch_tokens`,
-`models.policy.lora.start_from`, `rollout.keep`, `data.curriculum.python` and `options`, `streaming` true),
+`models.policy.lora.start_from`, `rollout.keep`, `rollout.over_sample`, `data.curriculum.python` and `options`, `streaming` true),
 each with a value that is not its default where it has another."""
 
 Problems = Callable[..., list[Problem]]

@@ -52,6 +52,7 @@ EXCLUDED_BY_OTHERS = {
     ("models", "policy", "lora", "start_from"),
     ("train", "data_passes"),
     ("rollout", "hf", "batch_tokens"),
+    *(("rollout", "over_sample", *key) for key in ((), ("factor",), ("slice_tokens",))),
     ("rollout", "keep"),
     ("rollout", "keep", "best"),
     ("rollout", "keep", "worst"),

@@ -420,6 +420,19 @@ BREACHES = [
         "batch.rollouts_per_update",
         "must be 1 with `rollout.dynamic`",
     ),
+    ("over-sampling", ["rollout={over_sample: {}, dynamic: {}}"], "rollout.over_sample", "does not go together with `rollout.dynamic`"),
+    (
+        "over-sampling",
+        ["rollout.over_sample={}", "batch.rollouts_per_update=2"],
+        "rollout.over_sample",
+        "needs `batch.rollouts_per_update` of 1",
+    ),
+    (
+        "over-sampling",
+        ["rollout.over_sample.slice_tokens=1024"],
+        "rollout.over_sample.slice_tokens",
+        "must be below `rollout.max_new_tokens`, got 1024 of 1024",
+    ),
     ("kept-samples", ["rollout.keep={best: 0, worst: 0}"], "rollout.keep", "keeps nothing to train on"),
     ("kept-samples", ["rollout.keep={best: 6, worst: 2}"], "rollout.keep", "keeps 6 + 2 of 8 completions, which is all of them"),
     (

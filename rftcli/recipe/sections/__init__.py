@@ -19,7 +19,7 @@ from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, 
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
-from rftcli.recipe.sections.sampling import Curriculum, Dynamic, Keep, LabelSampling, Replay
+from rftcli.recipe.sections.sampling import Curriculum, Dynamic, Keep, LabelSampling, OverSample, Replay
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
 
@@ -85,6 +85,7 @@ __all__ = [
     "NonFinite",
     "Offload",
     "Optimizer",
+    "OverSample",
     "PathText",
     "PolicyModel",
     "Precision",

@@ -38,6 +38,13 @@ class Dynamic(Section):
     metric: Text = Field("reward", description="What spread and mean are taken of: the reward, or the name of a part that every label has.")
 
 
+class OverSample(Section):
+    """Over-sampling: more prompts than a step needs, without those whose answers take longest."""
+
+    factor: Annotated[float, Field(gt=1, le=8)] = Field(1.25, description="Prompts that are sampled, over prompts that are trained on.")
+    slice_tokens: Count = Field(256, description="Tokens that all answers grow by before whole groups are counted; more is stopped later.")
+
+
 class Keep(Section):
     """Best-of-n filtering: of the sampled completions of a prompt, which ones are trained on."""
 
