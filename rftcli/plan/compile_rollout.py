@@ -130,7 +130,9 @@ def check_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> 
     if limit is None:
         return
     prompt, found = recipe.rollout.max_prompt_tokens, {problem.path for problem in problems}
-    lengths = {"rollout.max_new_tokens": recipe.rollout.max_new_tokens}
+    lengths: dict[str, Any] = {"rollout.max_new_tokens": recipe.rollout.max_new_tokens}
+    own = {f"rollout.by_label.{label}.max_new_tokens": sampling.max_new_tokens for label, sampling in recipe.rollout.by_label.items()}
+    lengths |= {path: tokens for path, tokens in own.items() if tokens is not None}
     if recipe.data.eval and recipe.eval.max_new_tokens is not None:
         lengths["eval.max_new_tokens"] = recipe.eval.max_new_tokens
     for path, new in lengths.items():
