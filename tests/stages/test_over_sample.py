@@ -90,7 +90,10 @@ def test_each_rank_fills_its_own_places(made: SimpleNamespace) -> None:
     assert all(source.next_draw == 6 and found.metrics["over_sample"]["prompts_sampled"] == 6 for source, found in ranks)
 
 
-@pytest.mark.parametrize(("factor", "places", "ranks", "spares"), [(1.25, 64, 1, 16), (1.25, 64, 8, 16), (1.1, 64, 8, 8), (1.1, 10, 1, 1), (2.0, 6, 3, 6), (1.01, 4, 4, 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("factor", "places", "ranks", "spares"),
+    [(1.25, 64, 1, 16), (1.25, 64, 8, 16), (1.1, 64, 8, 8), (1.1, 10, 1, 1), (2.0, 6, 3, 6), (1.01, 4, 4, 4)],
+)
 def test_spare_prompts_are_equally_many_on_every_rank(factor: float, places: int, ranks: int, spares: int) -> None:
     assert num_spares(OverSamplePlan(factor=factor, slice_tokens=1), places, ranks) == spares
 
@@ -108,3 +111,24 @@ def test_a_prompt_keeps_the_place_it_asked_for(made: SimpleNamespace) -> None:
     plan = OverSamplePlan(factor=2.0, slice_tokens=2)
     found: Filled = fill(plan, {slot: candidate(10 + slot) for slot in range(4)}, [candidate(21), candidate(20)], [0], generate)
     assert {slot: one.ask.draw for slot, one in found.places.items()} == {0: 20, 1: 11, 2: 21, 3: 13}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_resumed_run_keeps_the_same_groups(made: SimpleNamespace, size: int) -> None:
+    """The source's position is all there is to remember: it counts the dropped prompts too."""
+    lengths = {(draw, sample): 1 + (5 * draw + 3 * sample) % 9 for draw in range(40) for sample in range(3)}
+
+    def work(world: Any, resumed_at: int) -> list[tuple[int, list[Any]]]:
+        source, plan, ends = Rows(made), made.plan(*SETS, ranks=world.size), []
+        for number in range(1, 4):
+            if number == resumed_at:
+                position, source = source.next_draw, Rows(made)
+                source.next_draw = position
+            scores = made.Scores(lambda completion: float(completion.sample == 0))
+            found = collect(source, engine(lengths, []), scores, plan, world, step=number, clock=lambda: 0.0, tick=lambda *_: None)
+            ends.append((source.next_draw, [(group.prompt.draw, [s.completion.trace for s in group.samples]) for group in found.groups]))
+        return ends
+
+    straight = made.on_ranks(size, lambda world: work(world, 0))
+    assert [position for position, _ in straight[0]] == [6, 12, 18]
+    assert all(made.on_ranks(size, lambda world, at=at: work(world, at)) == straight for at in (2, 3))

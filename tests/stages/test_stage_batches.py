@@ -126,8 +126,8 @@ def test_temperatures_stand_at_their_tokens(made: SimpleNamespace) -> None:
         plan = made.plan(f"batch.layout={layout}").batch
         rows = [
             Experience(
-                sample=made.sample(), token_ids=torch.arange(1, 3 + len(mask)), prompt_tokens=2, mask=torch.tensor(mask), advantages=torch.zeros(len(mask)),
-                temperatures=torch.tensor(values),
+                sample=made.sample(), token_ids=torch.arange(1, 3 + len(mask)), prompt_tokens=2, mask=torch.tensor(mask),
+                advantages=torch.zeros(len(mask)), temperatures=torch.tensor(values),
             )
             for mask, values in (([True, False, True], [4.0, 0.5, 0.5]), ([False, True], [4.0, 0.8]), ([True], [4.0]))
         ]  # fmt: skip

@@ -21,6 +21,7 @@ from rftcli.runtime.world import SoloWorld
 from rftcli.stages.collect import Collected, collect
 from rftcli.stages.credit import credit
 from rftcli.stages.drawing import Drawing, Memory
+from rftcli.stages.evaluate import settings_of_set
 from rftcli.stages.keep import chosen
 from rftcli.stages.outcomes import Ask, Outcome, metric_of
 from rftcli.stages.refill import accepts
@@ -99,16 +100,18 @@ def test_without_dynamic_sampling_nothing_is_replaced_and_nothing_told(made: Sim
 
 
 @settings(max_examples=25, deadline=None)
-@given(empty=st.sets(st.integers(0, 40)), extra=st.integers(1, 4), steps=st.integers(1, 3))
-def test_any_number_of_ranks_trains_on_the_same_groups(made: SimpleNamespace, empty: set[int], extra: int, steps: int) -> None:
+@given(empty=st.sets(st.integers(0, 40)), extra=st.integers(1, 4), steps=st.integers(1, 3), updates=st.sampled_from([1, 2]))
+def test_any_number_of_ranks_trains_on_the_same_groups(made: SimpleNamespace, empty: set[int], extra: int, steps: int, updates: int) -> None:
     """The reference: fill places in rounds, one list for all. Bit for bit the same samples, cursor and metrics on 1, 2 and 4 ranks."""
-    reward, option = flat_where(lambda prompt: prompt.draw in empty), f"rollout.dynamic={{max_extra_rollouts: {extra}}}"
+    reward = flat_where(lambda prompt: prompt.draw in empty)
+    options = (f"rollout.dynamic={{max_extra_rollouts: {extra}}}", f"batch.updates_per_step={updates}")
 
     def work(world: Any) -> list[Any]:
         source, ends = Rows(made), []
         for step in range(1, steps + 1):
-            found = step_of(made, world, source, reward, option, step=step)
+            found = step_of(made, world, source, reward, *options, step=step)
             groups = {group.prompt.draw: [sample.completion.trace for sample in group.samples] for group in found.groups}
+            assert [len(mini_batch) for mini_batch in found.mini_batches] == [8 // updates // world.size] * updates
             ends.append((groups, source.next_draw, found.metrics))
         return ends
 
@@ -406,3 +409,13 @@ def test_one_temperature_is_no_vector(made: SimpleNamespace) -> None:
     for sets in ((), ("rollout.by_label={default: {top_p: 0.9}}",)):
         credited = credit(found, Roles(policy=None), made.plan(*SETS, *sets), SoloWorld(), pad_id=0, device=torch.device("cpu"))
         assert all(experience.temperatures is None for mini_batch in credited.mini_batches for experience in mini_batch)
+
+
+def test_evaluation_knows_nothing_of_it(made: SimpleNamespace) -> None:
+    held_out = "data.eval.e={path: e.jsonl, label: default}"
+    plain = made.plan(held_out)
+    full = made.plan(
+        held_out, "rollout={dynamic: {}, keep: {best: 1, worst: 0}, replay: {}, first_token_temperature: 9.0, by_label: {default: {top_p: 0.5}}}",
+        "data.curriculum={}", "rollout.by_label.default={temperature: 0.1, stop: [x]}",
+    )  # fmt: skip
+    assert settings_of_set(full, "e") == settings_of_set(plain, "e")
