@@ -118,6 +118,13 @@ class Source(Protocol):
     def draw(self, first: int, count: int) -> Sequence[Prompt]:
         """The prompts of draws first..first+count-1: a pure function of (data, seed, draw), wrapping into the next keyed permutation."""
 
+    def row(self, draw: int) -> Any:
+        """The row of a draw (`data.rows.Row`), not rendered; only a curriculum asks."""
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of one pass; None where the end is not known."""
+
 
 class World(Protocol):
     """The other ranks. The only door to a process group."""

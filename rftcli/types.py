@@ -149,6 +149,8 @@ class Experience:
     returns: torch.Tensor | None = None
     sampler_logprobs: torch.Tensor | None = None
     """(T,) as the engine reported them."""
+    temperatures: torch.Tensor | None = None
+    """(T,) that each token was sampled at; None: all at the rollout's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +194,8 @@ class Batch:
     denominators: Denominators
     most_tokens: int = 0
     """The largest N of any rank in this micro-step; 0 where the ranks need not agree."""
+    temperatures: torch.Tensor | None = None
+    """(N,) that log-probs are taken at; None: one for all."""
     router_losses: torch.Tensor | None = None
     """(num_sequences,) how unevenly each sequence used the experts; set by a learner whose model measures it."""
 
@@ -227,6 +231,8 @@ class SamplingSettings:
     min_new_tokens: int = 0
     temperature: float = 1.0
     """0.0 is greedy."""
+    first_token_temperature: float | None = None
+    """Of the first token of a completion alone (FIRE, 2410.21236); None: as all others."""
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0

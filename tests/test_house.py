@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "probe": {"plan.facts", "data"},
     "engines": {"algo"},
     "models": {"algo"},
-    "stages": {"algo", "plan.plan"},
+    "stages": {"algo", "plan.plan", "plan.plan_sampling"},
     "observe": set(),
     "runtime": {"algo", "builtin", "data", "engines", "models", "observe", "plan", "probe", "recipe", "rewards", "stages"},
     "cli": {"observe", "plan", "probe", "recipe", "runtime", "rewards"},

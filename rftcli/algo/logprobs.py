@@ -15,11 +15,16 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
-def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log-probs (N,), entropy (N,) without gradient), float32 nats, of targets (N,) under softmax(logits (N, V) / temperature)."""
-    assert temperature > 0, f"temperature {temperature}: a greedy choice has no log-probability to train on"
+def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probs (N,), entropy (N,) without gradient), float32 nats, of targets (N,) under softmax(logits (N, V) / temperature).
+
+    `temperature` is one for all, or (N,): each token's own.
+    """
     logits = logits.float()
-    if temperature != 1.0:
+    if isinstance(temperature, Tensor):
+        logits = logits / temperature[:, None]
+    elif temperature != 1.0:
+        assert temperature > 0, f"temperature {temperature}: a greedy choice has no log-probability to train on"
         logits = logits / temperature
     table = torch.log_softmax(logits, dim=-1)  # (N, V)
     logprobs = table.gather(-1, targets[:, None]).squeeze(-1)
@@ -30,7 +35,7 @@ def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 
 
 def chunked_logprobs(
-    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float, chunk: int, calls: int = 1
+    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float | Tensor, chunk: int, calls: int = 1
 ) -> tuple[Tensor, Tensor]:
     """`plain_logprobs` of head(hidden (N, H)) -> (N, V), for `chunk` positions at a time.
 
@@ -41,13 +46,14 @@ def chunked_logprobs(
     assert chunk >= 1 and calls >= 1, (chunk, calls)
     assert hidden.shape[:1] == targets.shape, (hidden.shape, targets.shape)
 
-    def scored(part: Tensor, part_targets: Tensor) -> tuple[Tensor, Tensor]:
-        return plain_logprobs(head(part), part_targets, temperature)
+    def scored(part: Tensor, part_targets: Tensor, part_temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+        return plain_logprobs(head(part), part_targets, part_temperature)
 
     calls = max(calls, -(-len(targets) // chunk))
     if calls == 1:
-        return scored(hidden, targets)
-    parts = list(zip(hidden.tensor_split(calls), targets.tensor_split(calls), strict=True))
+        return scored(hidden, targets, temperature)
+    temperatures = temperature.tensor_split(calls) if isinstance(temperature, Tensor) else [temperature] * calls
+    parts = list(zip(hidden.tensor_split(calls), targets.tensor_split(calls), temperatures, strict=True))
     if torch.is_grad_enabled():
         outputs = [checkpoint(scored, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
     else:

@@ -100,6 +100,17 @@ def python_records(target: str, options: Mapping[str, Any], search_path: Sequenc
             raise UsageError(f"data set `{faults.source}`: `{target}` failed with {type(error).__name__}: {error}") from error
 
 
+def called(target: str, options: Mapping[str, Any], search_path: Sequence[Path]) -> Any:
+    """What `package.module:name` gives when it is called with `options`. UsageError if it cannot be imported or raises."""
+    with _importing_from(search_path):
+        try:
+            return _function(target)(**options)
+        except RftError:
+            raise
+        except Exception as error:  # code of the user: whatever it raises is its author's to read
+            raise UsageError(f"`{target}` failed with {type(error).__name__}: {error}") from error
+
+
 @contextmanager
 def _importing_from(search_path: Sequence[Path]) -> Iterator[None]:
     added = [str(directory.resolve()) for directory in search_path]

@@ -7,6 +7,7 @@ A streamed set (`stream`) is shuffled within blocks. What is left out: reading (
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,11 @@ class PromptSource:
         """The row of a draw."""
         index, turn = self._interleave.locate(draw)
         return self._sets[index].row(turn)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of rows and order: what a position, and anything that is remembered of rows, belongs to."""
+        return f"{key64(json.dumps(self._identity(), sort_keys=True)):016x}"
 
     def passes(self, draws: int) -> float | None:
         """How many times `draws` draws go through the data: draws / rows of all sets. With weights, small sets have been seen more often.

@@ -265,7 +265,7 @@ class HFSampler:
             return choose_greedily(scores), [0.0] * len(batch.greedy)  # a greedy choice is certain
         weights = log_weights(
             scores,
-            temperature=settings.temperature,
+            temperature=self._temperature(batch, settings),
             top_k=settings.top_k,
             top_p=settings.top_p,
             min_p=settings.min_p,
@@ -276,6 +276,14 @@ class HFSampler:
             greedy = torch.tensor(batch.greedy, device=self._device)
             ids, logprobs = torch.where(greedy, choose_greedily(scores), ids), torch.where(greedy, 0.0, logprobs)
         return ids, logprobs.tolist() if settings.logprobs else []
+
+    def _temperature(self, batch: Batch, settings: SamplingSettings) -> float | Tensor:
+        """One for all rows, or (R,) where some of them take their first token at another one."""
+        if settings.first_token_temperature is None:
+            return settings.temperature
+        found = torch.full((len(batch.rows),), settings.temperature, dtype=torch.float64)
+        found[torch.from_numpy(batch.token_counts() == 0)] = settings.first_token_temperature
+        return found.to(self._device)
 
     @torch.no_grad()
     def _step(self, batch: Batch, ids: Tensor) -> None:

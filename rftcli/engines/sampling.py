@@ -17,7 +17,7 @@ from torch import Tensor
 def log_weights(
     scores: Tensor,
     *,
-    temperature: float,
+    temperature: float | Tensor,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
@@ -25,11 +25,14 @@ def log_weights(
 ) -> Tensor:
     """(R, V) float64 log-probs up to a constant per row, the largest 0, of the sampled distribution; -inf for what the filters remove.
 
-    `scores` (R, V) are the model's, or as `shaping` left them. Order: temperature, top-k, top-p (of the mass that top-k left), min-p, `filters`.
+    `scores` (R, V) are the model's, or as `shaping` left them. Order: temperature (one, or (R,) of each row), top-k, top-p (of the mass that
+    top-k left), min-p, `filters`.
     """
-    assert temperature > 0, f"temperature {temperature}: greedy choices have no weights"
     weights = scores.to(torch.float64, copy=True)
-    if temperature != 1.0:
+    if isinstance(temperature, Tensor):
+        weights /= temperature[:, None]
+    elif temperature != 1.0:
+        assert temperature > 0, f"temperature {temperature}: greedy choices have no weights"
         weights /= temperature
     if top_k > 0:
         weights = keep_top_k(weights, top_k)

@@ -60,16 +60,17 @@ class CausalPolicy(nn.Module):
         attention_mask: Tensor | None,
         select: Tensor,
         target_ids: Tensor,
-        temperature: float,
+        temperature: float | Tensor,
         most_tokens: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """(log-probs (N,), entropy (N,) without gradient), float32 nats, of `target_ids` (N,) under the scores at `select` (N,), flat indices
-        into B*S, at the temperature. Without trained tokens (N = 0) the empty result still depends on every weight, so that ranks that have
-        none take part in every collective of the backward pass. `most_tokens`: the largest N of any rank in this pass, so that all call a sharded
-        head equally often."""
+        into B*S, at the temperature, one for all or (N,). Without trained tokens (N = 0) the empty result still depends on every weight, so that
+        ranks that have none take part in every collective of the backward pass. `most_tokens`: the largest N of any rank in this pass, so that all
+        call a sharded head equally often."""
         nothing = select.numel() == 0
         if nothing:
             select, target_ids = select.new_zeros(1), target_ids.new_zeros(1)
+            temperature = 1.0
         inputs = model_inputs(self.model, input_ids, position_ids, attention_mask)
         self.router_losses = None
         if self.balances and torch.is_grad_enabled():
@@ -92,7 +93,7 @@ class CausalPolicy(nn.Module):
             attention_mask=batch.attention_mask,
             select=batch.select,
             target_ids=batch.target_ids,
-            temperature=temperature,
+            temperature=temperature if batch.temperatures is None else batch.temperatures,
             most_tokens=batch.most_tokens,
         )
 

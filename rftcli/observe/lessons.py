@@ -234,4 +234,11 @@ LESSONS: tuple[Lesson, ...] = (
         "did not move. The run stops after `train.nonfinite.skip_at_most` in a row. Look at `train.optimizer.lr`, `train.max_grad_norm` "
         "and `models.policy.dtype`.",
     ),
+    Lesson(
+        code="refill_exhausted",
+        holds=_above("dynamic.groups_without_signal", 0.0),
+        text="After the last extra rollout of this step some groups were still without signal; they are trained on as they are, so the number of "
+        "groups does not shrink, and teach nothing. Look at `rollout.dynamic.max_extra_rollouts` (more rollouts), `data.curriculum` and "
+        "`data.train` (other rows), and `rollout.samples_per_prompt`.",
+    ),
 )

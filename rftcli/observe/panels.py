@@ -43,7 +43,8 @@ PANELS = {
         ("response_tokens", "prompt_tokens_mean", "truncated_fraction", "sampler_logprob_gap", "tokens", "tokens_total"),
         "rollout",
     ),
-    "data_passes": "data",
+    **dict.fromkeys(("dynamic", "keep", "over_sample"), "rollout"),
+    **dict.fromkeys(("data_passes", "replay", "curriculum"), "data"),
     "mfu": "time",
 }  # fmt: skip
 """First part of a metric's name -> panel. To add a metric: its name in a row."""

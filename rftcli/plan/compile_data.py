@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rftcli.data.spec import ChatSpec, Columns, DataSpec
+from rftcli.plan.compile_sampling import curriculum_plan
 from rftcli.plan.plan import (
     DataPlan,
     RewardPlan,
@@ -27,6 +28,7 @@ def data_plan(recipe: Recipe) -> DataPlan:
         check_reference=recipe.data.check_reference,
         overlong_prompt=recipe.data.overlong_prompt,
         max_prompt_tokens=recipe.rollout.max_prompt_tokens,
+        curriculum=curriculum_plan(recipe.data.curriculum),
         chat=ChatSpec(template=chat.template, options=dict(chat.options), system=chat.system, prefill=chat.prefill, score_prefill=chat.score_prefill),
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rftcli.plan import memory
 from rftcli.plan.compile_models import trained_parameters
 from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.compile_sampling import strategies, strategy_notes
 from rftcli.plan.facts import Facts
 from rftcli.plan.plan import (
     LearnerPlan,
@@ -52,7 +53,9 @@ def rollout_plan(recipe: Recipe, learner: LearnerPlan | None, notes: list[str]) 
         bad_words=tuple(section.bad_words),
         structured=None if section.structured is None else section.structured.model_dump(exclude_none=True),
         options=section.hf.options.model_dump(exclude_defaults=True, mode="json"),
+        **strategies(section),
     )
+    notes.extend(strategy_notes(recipe))
     if plan.reshaped_by:
         notes.append(
             f"rollout.{', rollout.'.join(plan.reshaped_by)}: completions come from another distribution than the one that is trained, the model's at "
@@ -127,7 +130,9 @@ def check_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> 
     if limit is None:
         return
     prompt, found = recipe.rollout.max_prompt_tokens, {problem.path for problem in problems}
-    lengths = {"rollout.max_new_tokens": recipe.rollout.max_new_tokens}
+    lengths: dict[str, Any] = {"rollout.max_new_tokens": recipe.rollout.max_new_tokens}
+    own = {f"rollout.by_label.{label}.max_new_tokens": sampling.max_new_tokens for label, sampling in recipe.rollout.by_label.items()}
+    lengths |= {path: tokens for path, tokens in own.items() if tokens is not None}
     if recipe.data.eval and recipe.eval.max_new_tokens is not None:
         lengths["eval.max_new_tokens"] = recipe.eval.max_new_tokens
     for path, new in lengths.items():

@@ -15,6 +15,7 @@ from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
+from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
 from rftcli.rewards.spec import PartSpec
 
 PLAN_FORMAT = 2
@@ -76,6 +77,7 @@ class DataPlan:
     overlong_prompt: str
     max_prompt_tokens: int
     chat: ChatSpec
+    curriculum: CurriculumPlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,14 @@ class RolloutPlan:
     """{"regex": pattern} or {"json_schema": schema}"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further sampling options of the engine; what is off is absent."""
+    first_token_temperature: float | None = None
+    """Of the first token alone; None: as all others."""
+    by_label: Mapping[str, LabelSampling] = field(default_factory=dict)
+    """Labels that are sampled in a way of their own."""
+    dynamic: DynamicPlan | None = None
+    over_sample: OverSamplePlan | None = None
+    keep: KeepPlan | None = None
+    replay: ReplayPlan | None = None
 
     @property
     def reshaped_by(self) -> tuple[str, ...]:
@@ -117,7 +127,8 @@ class RolloutPlan:
             "penalties": (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) == (1.0, 0.0, 0.0),
             "logit_bias": not self.logit_bias, "bad_words": not self.bad_words, "structured": self.structured is None,
         }  # fmt: skip
-        return (*(name for name, absent in off.items() if not absent), *(f"{self.engine}.options.{name}" for name in self.options))
+        own = tuple(f"by_label.{label}" for label, sampling in self.by_label.items() if sampling.filters)
+        return (*(name for name, absent in off.items() if not absent), *(f"{self.engine}.options.{name}" for name in self.options), *own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from rftcli.plan import memory
 from rftcli.plan.plan import LearnerPlan, ModelPlan, Plan, RolloutPlan, plan_hash
 from rftcli.plan.show_models import model_rows
+from rftcli.plan.show_sampling import sampling_rows
 
 
 def plan_text(plan: Plan) -> str:
@@ -22,6 +23,7 @@ def plan_text(plan: Plan) -> str:
         ("layout", plan.batch.layout + (f", {plan.batch.rollouts_per_update} rollouts an update" if plan.batch.rollouts_per_update > 1 else "")),
         ("old log-probs", plan.batch.needs_prepass or "from the update's own forward pass: one update per rollout"),
         ("rollout", f"{rollout.engine}, {_passes(rollout)}, {rollout.max_new_tokens} new tokens, temperature {rollout.temperature}"),
+        *sampling_rows(plan),
         ("advantage", f"{plan.advantage.kind} {_options(plan.advantage.options)}"),
         ("loss", f"{plan.loss.kind} {_options(plan.loss.options)}, {plan.loss.aggregate}"),
         ("KL", _kl(plan)),

@@ -142,6 +142,10 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "model": ("models.policy",),
     "save_steps": ("checkpoint.every",),
     "eval_steps": ("eval.every",),
+    "dynamic_sampling": ("rollout.dynamic",),
+    "dynamic_filtering": ("rollout.dynamic",),
+    "filter_groups": ("rollout.dynamic",),
+    "max_num_gen_batches": ("rollout.dynamic.max_extra_rollouts",),
     "base": ("extends",),
     "_base_": ("extends",),
 }

@@ -37,8 +37,6 @@ KEYS: dict[str, str] = {
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
     "data.images": "only text is trained",
     "data.videos": "only text is trained",
-    "rollout.by_label": "all labels are sampled alike",
-    "rollout.dynamic": "groups without signal are kept and counted",
     "rollout.max_version_lag": "every rollout uses the newest weights",
     "rollout.vllm": "use the engine `hf`",
     "rewards.LABEL.parts[].model": "use a `python` part that calls the model",

@@ -12,7 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import checkpoint_rules, data_form_rules, data_rules, eval_rules, launch_rules, model_rules, ppo_rules, rollout_rules, update_rules
+from rftcli.recipe import (
+    checkpoint_rules,
+    data_form_rules,
+    data_rules,
+    eval_rules,
+    launch_rules,
+    model_rules,
+    ppo_rules,
+    rollout_rules,
+    sampling_rules,
+    update_rules,
+)
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -360,6 +371,7 @@ RULES: dict[str, Rule] = {
     "launch-environment": Rule(
         about=("launch.env",), text="The environment in a recipe holds no secrets and nothing that a launcher sets.", check=launch_rules.environment
     ),
+    **{code: Rule(about=about, text=text, check=check) for code, (about, text, check) in sampling_rules.ROWS.items()},
     "traced-steps": Rule(
         about=("profile.steps", "train.steps"), text="A step that is traced has to be reached.", check=launch_rules.traced_steps
     ),

@@ -38,6 +38,7 @@ from rftcli.runtime.early_stop import EarlyStop
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
+from rftcli.runtime.memory import make_memory, remembered
 from rftcli.runtime.models import keep_mean, load_whole, make_policy, make_reference, make_tokenizer
 from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
@@ -45,6 +46,7 @@ from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
+from rftcli.stages.drawing import NOTHING, Memory
 from rftcli.stages.evaluate import EvalSet
 from rftcli.stages.supervised import SupervisedStream
 
@@ -101,6 +103,7 @@ class Job:
     supervised: SupervisedStream | None
     info: dict[str, Any]
     limits: TimeLimits
+    memory: Memory = NOTHING
     first_step: int = 1
 
     def export(self, directory: Path, of: str = "live") -> None:
@@ -324,6 +327,8 @@ def build(
     kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
     registry |= {name: item for name, item in kept.items() if item is not None}
     registry |= {"early_stop": early_stop, "latest": latest}
+    memory = make_memory(plan, source, paths)
+    registry |= remembered(memory)
     registry["trackers"] = TrackerIds(run, writes=world.rank == 0)
     info = {
         "name": plan.name, "steps": plan.steps, "ranks": world.size, "device": plan.world.device, "engine": plan.rollout.engine,
@@ -337,6 +342,6 @@ def build(
         sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
-        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, first_step=first_step,
+        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, memory=memory, first_step=first_step,
         profiler=StepProfiler(plan.profile, attempt, emit, world.rank),
     )  # fmt: skip

@@ -55,6 +55,11 @@ def policy_inputs(batch: Batch) -> dict[str, Any]:
     return {name: getattr(batch, name) for name in names}
 
 
+def temperature_of(batch: Batch, temperature: float) -> float | torch.Tensor:
+    """What a micro-batch's log-probs are taken at: the temperature its tokens were sampled at, where they have their own, else this one."""
+    return temperature if batch.temperatures is None else batch.temperatures
+
+
 class Companion(Protocol):
     """Something that follows the weights and remembers tensors: it is saved and loaded with them."""
 
@@ -114,7 +119,7 @@ class DeepSpeedLearner:
 
     def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         self.engine.train(torch.is_grad_enabled())
-        return self.engine(**policy_inputs(batch), temperature=temperature)
+        return self.engine(**policy_inputs(batch), temperature=temperature_of(batch, temperature))
 
     # Learner
 

@@ -15,7 +15,7 @@ from rftcli.plan.plan import Plan
 from rftcli.rewards.failures import count_failures
 from rftcli.runtime import checkpoint
 from rftcli.runtime.build import Job, reward_sources
-from rftcli.runtime.tell import all_records, evaluated, step_metrics, write_samples
+from rftcli.runtime.tell import all_records, evaluated, replaced_records, step_metrics, write_samples
 from rftcli.stages.collect import Collected, collect
 from rftcli.stages.credit import Credited, credit
 from rftcli.stages.learn import learn
@@ -39,7 +39,7 @@ def run(job: Job) -> str | None:
         emit.at(step)
         job.profiler.at(step)
         job.scorer.step = step
-        collected = collect(job.source, sampler, job.scorer, plan, world, step=step, clock=watch.clock, tick=emit.progress)
+        collected = collect(job.source, sampler, job.scorer, plan, world, step=step, clock=watch.clock, tick=emit.progress, memory=job.memory)
         watch.add("rollout", collected.rollout_seconds)
         watch.add("score", collected.score_seconds)
         with watch.time("credit"):
@@ -72,7 +72,7 @@ def step_done(job: Job, step: int, collected: Collected, credited: Credited, upd
     """Samples first, then the line that says the step is done."""
     write_samples(job, step, collected, credited)
     records = all_records(job, collected)
-    metrics = step_metrics(job, records, credited, updates)
+    metrics = {**step_metrics(job, records, credited, updates), **collected.metrics}
     control_kl(job, metrics, credited, completions=len(records))
     job.emit.emit(StepDone(time=time.time(), attempt=job.emit.attempt, step=step, metrics=metrics))
     job.emit.state("running", step=step)
@@ -81,7 +81,7 @@ def step_done(job: Job, step: int, collected: Collected, credited: Credited, upd
     for code, text in job.news(metrics):
         job.emit.warn(code, text)
     engine_agrees(metrics, job.plan)
-    job.errors.add(*count_failures(records))  # raises on every rank alike, with the evidence already on disk
+    job.errors.add(*count_failures([*records, *replaced_records(job, collected)]))  # raises on every rank alike, with the evidence already on disk
 
 
 def control_kl(job: Job, metrics: Mapping[str, Any], credited: Credited, *, completions: int) -> None:

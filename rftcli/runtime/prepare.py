@@ -311,6 +311,11 @@ def _scan(loaded: LoadedRecipe, problems: list[Problem], *, first: int | None) -
     else:
         _check_labels(loaded, recipe, "rewards", scan.train.sets, problems, warnings)
         _check_labels(loaded, scoring(recipe), "eval.rewards", scan.eval.sets, problems, warnings)
+    read = {label for one in scan.train.sets for label in one.labels}
+    if first is None and not any(spec.streaming for spec in train) and read:
+        for label in [label for label in recipe.rollout.by_label if label not in read]:
+            hint = f"labels of the training sets: {', '.join(sorted(read))}"
+            problems.append(loaded.problem(f"rollout.by_label.{label}", f"no training row has the label `{label}`", hint=hint))
     if recipe.eval.vote_k and not any(map(reads_answers, reward_parts(scoring(recipe)).values())):
         hint = f"rules that do: {', '.join(READERS)}"
         problems.append(loaded.problem("eval.vote_k", "no reward has a rule that reads an answer out of a completion", hint=hint))

@@ -11,7 +11,7 @@ import torch
 
 from rftcli.models.lora import Adapter
 from rftcli.protocols import Weights
-from rftcli.runtime.learner import DeepSpeedLearner, policy_inputs
+from rftcli.runtime.learner import DeepSpeedLearner, policy_inputs, temperature_of
 from rftcli.types import Batch
 
 STATE = "reference.pt"
@@ -36,7 +36,7 @@ class ModelReference:
             self._module.to(self._device)
             self._awake = True
         with torch.no_grad():
-            return self._module(**policy_inputs(batch), temperature=temperature)
+            return self._module(**policy_inputs(batch), temperature=temperature_of(batch, temperature))
 
     def sleep(self) -> None:
         """Leave the device until the next use."""

@@ -29,12 +29,16 @@ def smoke_plan(plan: Plan, steps: int) -> Plan:
     prompts = plan.world.ranks * batch.updates_per_step
     rollout = plan.rollout
     short = min(rollout.max_new_tokens, NEW_TOKENS)
+    by_label = {
+        label: replace(own, max_new_tokens=min(own.max_new_tokens, short), min_new_tokens=min(own.min_new_tokens, short))
+        for label, own in rollout.by_label.items()
+    }
     return replace(
         plan,
         steps=steps,
         max_hours=None,
         data=replace(plan.data, eval=tuple(replace(spec, limit=min(spec.limit or plan.world.ranks, plan.world.ranks)) for spec in plan.data.eval)),
-        rollout=replace(rollout, max_new_tokens=short, min_new_tokens=min(rollout.min_new_tokens, short)),
+        rollout=replace(rollout, max_new_tokens=short, min_new_tokens=min(rollout.min_new_tokens, short), by_label=by_label),
         batch=replace(batch, prompts_per_step=prompts, micro_batch_size=min(batch.micro_batch_size, batch.samples_per_prompt)),
         eval=replace(plan.eval, before_training=False, every=0, at_end=True, max_new_tokens=min(plan.eval.max_new_tokens, NEW_TOKENS)),
         checkpoint=replace(plan.checkpoint, every=1, every_minutes=None, before_deadline=False, keep=2, keep_best=None, max_gib=None),

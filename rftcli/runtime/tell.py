@@ -33,6 +33,14 @@ def all_records(job: Job, collected: Collected) -> list[SampleRecord]:
     return sorted(records, key=lambda item: (item.draw, item.sample))
 
 
+def replaced_records(job: Job, collected: Collected) -> list[SampleRecord]:
+    """The same of completions that were scored and whose groups lost their places: what failed there has failed too. Collective where there can be
+    any."""
+    if job.plan.rollout.dynamic is None:
+        return []
+    return sorted((item for part in job.world.gather(collected.replaced) for item in part), key=lambda item: (item.draw, item.sample))
+
+
 def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, updates: Sequence[Update]) -> dict[str, Any]:
     """The step event, from the completions of all ranks together. Collective."""
     metrics = {**reward_metrics(records), **length_metrics(records)}

@@ -51,6 +51,7 @@ def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators:
         sampler_logprobs=flat("sampler_logprobs"),
         values=flat("values"),
         returns=flat("returns"),
+        temperatures=flat("temperatures"),
         denominators=denominators,
     )
 

@@ -1,20 +1,27 @@
 """Draw prompts, let the engine answer, let the rewards score while it still answers: prompts in, whole scored groups out.
 
-Each rank collects the groups it will train on (`batchmath.groups_of_rank`), so no completion ever travels. Leaves out advantages and everything
-about models.
+Each rank collects the groups it will train on (`batchmath.groups_of_rank`), so no completion ever travels. Which prompt a place of the step gets is
+in `drawing`, when it gets another one in `refill`. Leaves out advantages and everything about models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 from rftcli.algo import batchmath
 from rftcli.errors import RftError
 from rftcli.plan.plan import Plan, RolloutPlan
 from rftcli.protocols import Sampler, Scorer, Source, World
-from rftcli.types import Completion, Group, Request, SamplingSettings, ScoredSample
+from rftcli.stages.drawing import NOTHING, Drawing, Memory
+from rftcli.stages.keep import kept_metrics, trained_samples
+from rftcli.stages.outcomes import Ask
+from rftcli.stages.over_sample import Candidate, Filled, fill, num_spares, over_sample_metrics
+from rftcli.stages.records import SampleRecord
+from rftcli.stages.refill import Refill, places
+from rftcli.types import Completion, Group, Prompt, Request, SamplingSettings, ScoredSample
 
 Tick = Callable[[str, int, int], None]
 """(stage, done, of): progress of this rank; called often, the receiver thins it out."""
@@ -28,6 +35,15 @@ class Collected:
     rollout_seconds: float
     score_seconds: float
     """Time the rewards took after the last completion had been generated."""
+    replaced: tuple[SampleRecord, ...] = ()
+    """Completions of this rank that were sampled and scored, and whose groups lost their places to others."""
+    trained: frozenset[tuple[int, int]] | None = None
+    """(draw, sample) of this rank that are trained on; None: all. Baselines see all samples of a group."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Of the step event, over all ranks: what refill, replay and the curriculum did."""
+
+    def trains(self, sample: ScoredSample) -> bool:
+        return self.trained is None or (sample.completion.prompt.draw, sample.completion.sample) in self.trained
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -56,36 +72,140 @@ def settings_of(plan: RolloutPlan, seed: int) -> SamplingSettings:
     )
 
 
+def sampling_settings(plan: RolloutPlan, seed: int, label: str) -> SamplingSettings:
+    """How training completions of a label are sampled: what the plan says of all, and of this one."""
+    settings = replace(settings_of(plan, seed), first_token_temperature=plan.first_token_temperature)
+    own = plan.by_label.get(label)
+    if own is None:
+        return settings
+    return replace(
+        settings,
+        temperature=own.temperature,
+        top_p=own.top_p,
+        top_k=own.top_k,
+        min_p=own.min_p,
+        max_new_tokens=own.max_new_tokens,
+        min_new_tokens=own.min_new_tokens,
+        stop=own.stop,
+        stop_token_ids=own.stop_token_ids,
+    )
+
+
 def collect(
-    source: Source, sampler: Sampler, scorer: Scorer, plan: Plan, world: World, *, step: int, clock: Callable[[], float], tick: Tick
+    source: Source,
+    sampler: Sampler,
+    scorer: Scorer,
+    plan: Plan,
+    world: World,
+    *,
+    step: int,
+    clock: Callable[[], float],
+    tick: Tick,
+    memory: Memory = NOTHING,
 ) -> Collected:
     """The groups of `step` that this rank owns; moves the source past the step's draws on every rank alike."""
     batch = plan.batch
     mine = batchmath.groups_of_rank(plan.seed, step, batch.prompts_per_step, batch.updates_per_step, world.size, world.rank)
-    first = source.next_draw
-    prompts = {index: source.draw(first + index, 1)[0] for mini_batch in mine for index in sorted(mini_batch)}
-    samples = tuple(range(batch.samples_per_prompt))
-    requests = [Request(prompt=prompt, samples=samples) for prompt in prompts.values()]
+    rollout = _Rollout(sampler, scorer, plan, step, clock, tick)
+    drawing = Drawing(source, memory, step)
+    refill = Refill(plan.rollout.dynamic, drawing, world, metric=memory.metric, tells=bool(memory))
 
-    settings = replace(settings_of(plan.rollout, plan.seed), logprobs=plan.probes(step))
-    start = clock()
-    generated_at = start
+    asked, rollouts = drawing.first(batch.prompts_per_step), batch.rollouts_per_update
+    over_sample: Mapping[str, Any] = {}
+    if plan.rollout.over_sample is not None:
+        spares = drawing.fresh(num_spares(plan.rollout.over_sample, batch.prompts_per_step, world.size))[world.rank :: world.size]
+        filled, groups = rollout.first_whole({slot: asked[slot] for slot in places(mine)}, spares, drawing)
+        asked = refill.after({slot: candidate.ask for slot, candidate in filled.places.items()}, groups)
+        over_sample = over_sample_metrics(filled, world)
+    while asked:
+        prompts = {slot: drawing.prompt(asked[slot]) for slot in places(mine) if slot in asked}
+        asked = refill.after(asked, rollout.groups(prompts, rollouts))
+        rollouts = 1
+    source.next_draw = drawing.turn
+    memory.after(step, refill.outcomes)
 
-    def generate() -> Iterator[Completion]:
-        nonlocal generated_at
-        total = len(requests) * len(samples)
-        one_after_another = (sampler.generate(part, settings) for part in batchmath.rollouts(requests, batch.rollouts_per_update))
-        for done, completion in enumerate(chain.from_iterable(one_after_another), start=1):
-            tick("rollout", done, total)
-            yield completion
-        generated_at = clock()
+    mini_batches = tuple(tuple(refill.groups[slot] for slot in mini_batch) for mini_batch in mine)
+    trained = trained_samples(refill.groups.values(), plan.rollout.keep)
+    return Collected(
+        mini_batches=mini_batches,
+        rollout_seconds=rollout.seconds,
+        score_seconds=rollout.score_seconds,
+        replaced=tuple(refill.replaced),
+        trained=trained,
+        metrics={**refill.metrics(), **drawing.metrics(), **over_sample, **kept_metrics(trained, refill.groups.values(), world)},
+    )
 
-    groups = group_up(scorer.score(generate()), [request.prompt.draw for request in requests], len(samples))
-    end = clock()
-    source.next_draw = first + batch.prompts_per_step
 
-    mini_batches = tuple(tuple(groups[first + index] for index in mini_batch) for mini_batch in mine)
-    return Collected(mini_batches=mini_batches, rollout_seconds=generated_at - start, score_seconds=end - generated_at)
+class _Rollout:
+    """Engine and scorer in one step, and the time they take."""
+
+    def __init__(self, sampler: Sampler, scorer: Scorer, plan: Plan, step: int, clock: Callable[[], float], tick: Tick) -> None:
+        self.seconds = 0.0
+        self.score_seconds = 0.0
+        """After the last completion of a rollout had been generated."""
+        self._sampler, self._scorer, self._plan, self._clock, self._tick = sampler, scorer, plan, clock, tick
+        self._logprobs = plan.probes(step)
+        self._done = self._of = 0
+
+    def groups(self, prompts: Mapping[int, Prompt], rollouts: int) -> dict[int, Group]:
+        """A whole scored group for each prompt, by the same keys; generated in so many parts, one after another."""
+        if not prompts:
+            return {}
+        samples = tuple(range(self._plan.batch.samples_per_prompt))
+        requests = [Request(prompt=prompt, samples=samples) for prompt in prompts.values()]
+        self._of += len(requests) * len(samples)
+        start = self._clock()
+        generated_at = start
+
+        def generate() -> Iterator[Completion]:
+            nonlocal generated_at
+            for completion in chain.from_iterable(self._parts(requests, rollouts)):
+                self._done += 1
+                self._tick("rollout", self._done, self._of)
+                yield completion
+            generated_at = self._clock()
+
+        groups = group_up(self._scorer.score(generate()), [request.prompt.draw for request in requests], len(samples))
+        end = self._clock()
+        self.seconds += generated_at - start
+        self.score_seconds += end - generated_at
+        return {slot: groups[prompt.draw] for slot, prompt in prompts.items()}
+
+    def first_whole(self, wanted: Mapping[int, Ask], spares: Sequence[Ask], drawing: Drawing) -> tuple[Filled, dict[int, Group]]:
+        """As many whole groups as are wanted, of more candidates: the ones that are whole first, scored, by place."""
+        rollout, seed = self._plan.rollout, self._plan.seed
+        assert rollout.over_sample is not None
+
+        def candidate(ask: Ask) -> Candidate:
+            prompt = drawing.prompt(ask)
+            return Candidate(ask=ask, prompt=prompt, longest=sampling_settings(rollout, seed, prompt.label).max_new_tokens)
+
+        def generate(requests: Sequence[Request], limit: int) -> Iterator[Completion]:
+            settings = sampling_settings(rollout, seed, requests[0].prompt.label)
+            shortest = min(settings.min_new_tokens, limit)
+            return self._sampler.generate(requests, replace(settings, max_new_tokens=limit, min_new_tokens=shortest, logprobs=self._logprobs))
+
+        start = self._clock()
+        samples = range(self._plan.batch.samples_per_prompt)
+        filled = fill(rollout.over_sample, {slot: candidate(ask) for slot, ask in wanted.items()}, list(map(candidate, spares)), samples, generate)
+        generated_at = self._clock()
+        answers = [answer for one in filled.places.values() for answer in one.answers.values()]
+        self._tick("rollout", len(answers), len(answers))
+        groups = group_up(self._scorer.score(answers), [one.prompt.draw for one in filled.places.values()], len(samples))
+        self.seconds += generated_at - start
+        self.score_seconds += self._clock() - generated_at
+        return filled, {slot: groups[one.prompt.draw] for slot, one in filled.places.items()}
+
+    def _parts(self, requests: list[Request], rollouts: int) -> Iterator[Iterator[Completion]]:
+        """One call of the engine for each rollout and each way to sample in it."""
+        for part in batchmath.rollouts(requests, rollouts):
+            alike: dict[str | None, list[Request]] = {}
+            for request in part:
+                label = request.prompt.label
+                alike.setdefault(label if label in self._plan.rollout.by_label else None, []).append(request)
+            for together in alike.values():
+                settings = sampling_settings(self._plan.rollout, self._plan.seed, together[0].prompt.label)
+                yield self._sampler.generate(together, replace(settings, logprobs=self._logprobs))
 
 
 def group_up(scored: Iterable[ScoredSample], draws: list[int], samples: int) -> dict[int, Group]:

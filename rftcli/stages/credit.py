@@ -16,7 +16,8 @@ import torch
 from rftcli.algo import align
 from rftcli.algo.advantages import ADVANTAGES
 from rftcli.algo.returns import white_completions
-from rftcli.plan.plan import AdvantagePlan, Plan
+from rftcli.plan.plan import AdvantagePlan, Plan, RolloutPlan
+from rftcli.plan.plan_sampling import one_temperature, temperatures
 from rftcli.protocols import Policy, Roles, World
 from rftcli.stages import batches
 from rftcli.stages.collect import Collected
@@ -52,7 +53,10 @@ def credit(
     collected: Collected, roles: Roles, plan: Plan, world: World, *, pad_id: int, device: torch.device, kl_coefficient: float | None = None
 ) -> Credited:
     """`kl_coefficient` in force in this step; None: the plan's."""
-    mini_batches = tuple(tuple(_experience(sample) for group in mini_batch for sample in group.samples) for mini_batch in collected.mini_batches)
+    mini_batches = tuple(
+        tuple(_experience(sample, plan) for group in mini_batch for sample in group.samples if collected.trains(sample))
+        for mini_batch in collected.mini_batches
+    )
     everything = [experience for mini_batch in mini_batches for experience in mini_batch]
     if plan.batch.needs_prepass is not None:
         _fill(everything, roles.policy, "old_logprobs", plan, world, pad_id=pad_id, device=device)
@@ -114,7 +118,7 @@ def step_advantages(
     return {(draw, sample): float(value) for (draw, sample, _, _), value in zip(scored, values, strict=True)}
 
 
-def _experience(sample: ScoredSample) -> Experience:
+def _experience(sample: ScoredSample, plan: Plan) -> Experience:
     completion = sample.completion
     length = len(completion.trace.ids)
     trained = torch.ones(length, dtype=torch.bool) if completion.trace.mask is None else torch.tensor(completion.trace.mask, dtype=torch.bool)
@@ -127,7 +131,18 @@ def _experience(sample: ScoredSample) -> Experience:
         mask=trained,
         advantages=torch.zeros(length),
         sampler_logprobs=None if completion.trace.logprobs is None else torch.tensor(completion.trace.logprobs, dtype=torch.float32),
+        temperatures=_temperatures(plan.rollout, completion.prompt.label, length),
     )
+
+
+def _temperatures(rollout: RolloutPlan, label: str, length: int) -> torch.Tensor | None:
+    """(T,) the temperature of each token of a completion; None where all tokens of the run have one."""
+    first, rest = temperatures(rollout, label)
+    if one_temperature(rollout):
+        return None
+    found = torch.full((length,), rest)
+    found[:1] = first
+    return found
 
 
 def _fill(experiences: Sequence[Experience], policy: Policy, name: str, plan: Plan, world: World, *, pad_id: int, device: torch.device) -> None:

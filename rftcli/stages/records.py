@@ -71,7 +71,7 @@ def reward_metrics(records: Sequence[SampleRecord]) -> dict[str, Any]:
     dropped = len(records) - len(rewards)
     metrics: dict[str, Any] = {
         "groups": len(groups),
-        "zero_signal_fraction": sum(1 for members in groups.values() if not _has_spread(members)) / max(1, len(groups)),
+        "zero_signal_fraction": sum(1 for members in groups.values() if not has_spread(members)) / max(1, len(groups)),
         "reward_errors": sum(1 for item in records if any(part.error is not None for part in item.parts)),
         "samples_dropped": dropped,
         "reward_parts": part_metrics(records),
@@ -87,7 +87,8 @@ def reward_metrics(records: Sequence[SampleRecord]) -> dict[str, Any]:
     return metrics
 
 
-def _has_spread(values: Sequence[float]) -> bool:
+def has_spread(values: Sequence[float]) -> bool:
+    """At least two values, and not all alike."""
     return len(values) > 1 and max(values) - min(values) >= FLAT_SPREAD * max(1.0, max(abs(value) for value in values))
 
 

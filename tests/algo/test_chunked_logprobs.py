@@ -113,3 +113,21 @@ def test_a_greedy_policy_has_no_logprobs() -> None:
         chunked_logprobs(hidden, targets, head, temperature=1.0, chunk=0)
     with pytest.raises(AssertionError):
         chunked_logprobs(hidden, targets[1:], head, temperature=1.0, chunk=4)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 11, 50])
+def test_each_token_at_a_temperature_of_its_own(chunk: int) -> None:
+    """Row by row the plain computation at its one temperature, values and gradients."""
+    hidden, targets, head = problem(torch.float64)
+    temperatures = torch.linspace(0.5, 4.0, N)
+    seed = torch.randn(N)
+    single = [plain_logprobs(head(hidden[row : row + 1]), targets[row : row + 1], float(temperatures[row])) for row in range(N)]
+    expected, expected_entropy = torch.cat([value for value, _ in single]), torch.cat([value for _, value in single])
+    gradients = torch.autograd.grad(expected, [hidden, *head.parameters()], seed)
+    logprobs, entropy = chunked_logprobs(hidden, targets, head, temperature=temperatures, chunk=chunk)
+    torch.testing.assert_close(logprobs, expected)
+    torch.testing.assert_close(entropy, expected_entropy)
+    for found, wanted in zip(torch.autograd.grad(logprobs, [hidden, *head.parameters()], seed), gradients, strict=True):
+        torch.testing.assert_close(found, wanted)
+    same, _ = chunked_logprobs(hidden, targets, head, temperature=torch.full((N,), 0.6), chunk=chunk)
+    torch.testing.assert_close(same, chunked_logprobs(hidden, targets, head, temperature=0.6, chunk=chunk)[0])

@@ -132,3 +132,17 @@ def test_the_head_of_a_model_without_logits_to_keep(zoo):
     inputs = fields(padded(rows_of(), pad_id=0))
     found = [CausalPolicy(model, head="model")(**inputs, temperature=1.0)[0] for model in (newer, older)]
     torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("head", ["chunked", "model"])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_tokens_at_temperatures_of_their_own(zoo, layout, head):
+    """Each trained token as a plain forward at its temperature says; none of them trained still reaches the weights."""
+    model, rows = zoo.llama().train(), rows_of()
+    inputs = padded(rows, pad_id=0) if layout == "padded" else packed(rows)
+    temperatures = torch.linspace(0.5, 5.0, len(inputs.select))
+    expected = torch.stack([plain(model, rows, float(value))[0][place] for place, value in enumerate(temperatures)])
+    logprobs, _ = CausalPolicy(model, head=head)(**fields(inputs), temperature=temperatures)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
+    empty = packed([Row(torch.tensor([5, 6, 7]), 2, torch.tensor([False]))])
+    assert CausalPolicy(model, head=head)(**fields(empty), temperature=torch.zeros(0))[0].shape == (0,)

@@ -23,6 +23,7 @@ CASES = {
     "ratio_off": ([{"ratio_mean": 1.011}], [{"ratio_mean": 0.991}, {"ratio_mean": 1.009}]),
     "mostly_clipped": ([{"clip_low_fraction": 0.3, "clip_high_fraction": 0.21}], [{"clip_low_fraction": 0.3, "clip_high_fraction": 0.2}]),
     "updates_skipped": ([{"updates_skipped": 1}], [{"updates_skipped": 0}]),
+    "refill_exhausted": ([{"dynamic": {"groups_without_signal": 1}}], [{"dynamic": {"groups_without_signal": 0}}, {}]),
 }
 KEYS = re.compile(r"`((?:models|data|rollout|rewards|reward_shaping|algorithm|batch|train)\b[a-z_.0-9]*)`")
 

@@ -355,6 +355,17 @@ OTHER: dict[str, str] = {
     "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
     "track.wandb.upload_samples": "3", "track.python": "'a:B'", "launch.env": "{A: b}", "launch.timeout_minutes": "2",
     "profile.steps": "[2]", "profile.ranks": "all",
+    "rollout.first_token_temperature": "5.0",
+    **{f"rollout.by_label.LABEL.{key}": value for key, value in {
+        "temperature": "0.7", "top_p": "0.9", "top_k": "7", "min_p": "0.07", "max_new_tokens": "77", "min_new_tokens": "7", "stop": "[a]",
+        "stop_token_ids": "[4]",
+    }.items()},
+    "rollout.dynamic.max_extra_rollouts": "5", "rollout.dynamic.range": "[0.1, 0.9]", "rollout.dynamic.metric": "exact",
+    "rollout.over_sample.factor": "2.0", "rollout.over_sample.slice_tokens": "7", "rollout.keep.best": "3", "rollout.keep.worst": "3",
+    "rollout.replay.after_steps": "5", "rollout.replay.times": "2", "rollout.replay.share": "0.5", "rollout.replay.max_waiting": "7",
+    "rollout.replay.below": "0.5",
+    "data.curriculum.kind": "pass_rate", "data.curriculum.range": "[0.2, 0.8]", "data.curriculum.share": "0.2", "data.curriculum.metric": "exact",
+    "data.curriculum.pass_mark": "0.5", "data.curriculum.memory": "0.1", "data.curriculum.python": "'a:C'", "data.curriculum.options": "{n: 2}",
 }  # fmt: skip
 """Every key of the language that has more than one value, with another value than BASE or the default has."""
 PPO = ("algorithm.advantage.kind=gae", "models.critic={}")
@@ -389,6 +400,9 @@ SETUP: dict[str, tuple[str, ...]] = {
     )},
     **{f"models.policy.quantise.{name}": ("models.policy.lora={}", "models.policy.quantise={}") for name in ("bits", "kind", "nested")},
     "eval.weights": ("models.policy.ema={}",),
+    "data.curriculum.kind": ("data.curriculum={kind: python, python: 'a:B'}",),
+    "data.curriculum.python": ("data.curriculum={kind: python, python: 'a:B'}",),
+    "data.curriculum.options": ("data.curriculum={kind: python, python: 'a:B'}",),
     **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
@@ -396,6 +410,7 @@ INSTEAD_OF: dict[str, str] = {
     "data.eval.NAME.python": "data.eval.test.path=null",
     "rewards.LABEL.parts[].python": "rewards.default[0].rule=null",
     "train.data_passes": "train.steps=null",
+    "data.curriculum.kind": "data.curriculum.python=null",
     "train.supervised.data.python": "train.supervised.data.path=null",
     "algorithm.kl.controller.kind": "algorithm.kl.controller.target=null",
 }
@@ -419,7 +434,7 @@ def test_the_table_knows_every_key() -> None:
 @pytest.mark.parametrize("pattern", sorted(OTHER))
 def test_no_key_is_ignored(compiled: Compiled, pattern: str) -> None:
     """Another value of any key gives another plan: nothing that a person writes is dropped on the way."""
-    path = pattern.replace("data.train[]", "data.train[0]").replace("eval.NAME", "eval.test").replace("rewards.LABEL.parts[]", "rewards.default[0]")
+    path = pattern.replace("data.train[]", "data.train[0]").replace("eval.NAME", "eval.test").replace("rewards.LABEL.parts[]", "rewards.default[0]").replace("by_label.LABEL", "by_label.default")
     setup = (*BASE, *SETUP.get(pattern, ()))
     instead = (INSTEAD_OF[pattern],) if pattern in INSTEAD_OF else ()
     before = compiled(*setup, experts=4)

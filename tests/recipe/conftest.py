@@ -91,7 +91,7 @@ data:
       limit: 100
       where: level >= 3
       template: '{question}:'
-      streaming: true
+      streaming: false
       as_chat: false
       label: math
       system: count
@@ -116,6 +116,13 @@ data:
       samples_per_prompt: 4
       sampling: {temperature: 0.7, top_p: 0.9, top_k: 20, min_p: 0.05, max_new_tokens: 24, min_new_tokens: 2}
   seed: 3
+  curriculum:
+    kind: pass_rate
+    range: [0.2, 0.8]
+    share: 0.2
+    metric: right
+    pass_mark: 0.5
+    memory: 0.25
   check_reference: refuse
   shuffle: false
   overlong_prompt: drop
@@ -138,6 +145,27 @@ rollout:
     frequency: 0.2
   logit_bias: {"7": 1.5, sun: -2.0}
   bad_words: [never]
+  first_token_temperature: 5.0
+  by_label:
+    math:
+      temperature: 0.7
+      top_p: 0.8
+      top_k: 40
+      min_p: 0.02
+      max_new_tokens: 24
+      min_new_tokens: 2
+      stop: ["."]
+      stop_token_ids: [5]
+  dynamic:
+    max_extra_rollouts: 2
+    range: [0.1, 0.9]
+    metric: right
+  replay:
+    after_steps: 5
+    times: 2
+    share: 0.5
+    max_waiting: 100
+    below: 0.5
   hf:
     batch_rows: 16
     continuous: true
@@ -290,7 +318,7 @@ profile:
 _REWARDS = FULL.split("\nrewards:\n", 1)[1].split("\nreward_shaping:", 1)[0] + "\n"
 FULL = FULL.replace("@REWARDS@", indent(_REWARDS, "  "))
 """Every supported key but those that others exclude (`train.data_passes`, `rollout.structured`, `rollout.hf.batch_tokens`,
-`models.policy.lora.start_from`),
+`models.policy.lora.start_from`, `rollout.keep`, `rollout.over_sample`, `data.curriculum.python` and `options`, `streaming` true),
 each with a value that is not its default where it has another."""
 
 Problems = Callable[..., list[Problem]]

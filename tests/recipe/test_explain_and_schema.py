@@ -82,7 +82,8 @@ def test_every_key_rule_and_code_has_a_page() -> None:
         ("rewards.math.parts.wieght", "did you mean `rewards.LABEL.parts[].weight`?"),
         ("reward", "did you mean `rewards` or `reward_shaping` or `eval.rewards`?"),
         ("path", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path` or `train.supervised.data.path`?"),
-        ("temperatur", "did you mean `data.eval.NAME.sampling.temperature` or `rollout.temperature` or `eval.temperature`?"),
+        ("temperatur", "did you mean `data.eval.NAME.sampling.temperature` or `rollout.temperature` or `rollout.by_label.LABEL.temperature` or "
+         "`eval.temperature`?"),
         ("passes", "did you mean `train.data_passes`?"),
         ("zzzz", "`rft explain` lists the sections, `rft explain rollout` a section's keys"),
     ],

@@ -170,6 +170,15 @@ ADDED = {
     "profile.ranks",
     "track.python",
     "track.wandb.upload_samples",
+    "rollout.first_token_temperature",
+    *(f"rollout.by_label.LABEL.{key}" for key in (
+        "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids",
+    )),
+    *(f"rollout.dynamic.{key}" for key in ("max_extra_rollouts", "range", "metric")),
+    *(f"rollout.over_sample{key}" for key in ("", ".factor", ".slice_tokens")),
+    *(f"rollout.keep{key}" for key in ("", ".best", ".worst")),
+    *(f"rollout.replay{key}" for key in ("", ".after_steps", ".times", ".share", ".max_waiting", ".below")),
+    *(f"data.curriculum{key}" for key in ("", ".kind", ".range", ".share", ".metric", ".pass_mark", ".memory", ".python", ".options")),
 }  # fmt: skip
 """Keys that this package adds to the language."""
 

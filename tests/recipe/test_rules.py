@@ -18,6 +18,7 @@ EVAL = "data: {train: {path: a}, eval: {e: {path: b, samples_per_prompt: 4}}}"
 TWO = "rewards: {default: [{rule: exact}, {rule: exact%s}]}"
 GAE = ("algorithm.advantage.kind=gae", "models.critic={}")
 
+ALONE = ["rollout.samples_per_prompt=1", "algorithm.advantage.kind=reinforce"]
 BREACHES = [
     ("run-length", ["train=null"], "train", "needs `steps` or `data_passes`"),
     ("run-length", ["train.data_passes=2"], "train.data_passes", "`steps` and `data_passes` both say how long to train"),
@@ -405,6 +406,79 @@ BREACHES = [
     ("launch-environment", ["launch.env={HF_TOKEN: x}"], "launch.env.HF_TOKEN", "`HF_TOKEN` looks like a secret"),
     ("launch-environment", ["launch.env={RANK: '1'}"], "launch.env.RANK", "`RANK` is set by the launcher for each rank"),
     ("traced-steps", ["profile.steps=[2, 11]"], "profile.steps", "step 11 is never reached: `train.steps` is 10"),
+    *(
+        ("spread-of-one", [*ALONE, f"rollout.{key}={value}"], f"rollout.{key}", "needs `samples_per_prompt` of at least 2")
+        for key, value in (("dynamic", "{}"), ("replay", "{}"), ("keep", "{best: 1, worst: 0}"))
+    ),
+    ("sampling-metric", ["rollout.dynamic.metric=exakt"], "rollout.dynamic.metric", "`rewards.default` has no part `exakt`"),
+    ("sampling-metric", ["data.curriculum.metric=x"], "data.curriculum.metric", "`rewards.default` has no part `x`"),
+    ("sampling-range", ["rollout.dynamic.range=[0.9, 0.1]"], "rollout.dynamic.range", "the first number is the lower bound, got 0.9 and 0.1"),
+    ("sampling-range", ["data.curriculum.range=[0.1, 1.5]"], "data.curriculum.range", "a pass rate lies between 0 and 1"),
+    (
+        "refill-in-one-rollout",
+        ["rollout.dynamic={}", "batch.rollouts_per_update=2"],
+        "batch.rollouts_per_update",
+        "must be 1 with `rollout.dynamic`",
+    ),
+    ("over-sampling", ["rollout={over_sample: {}, dynamic: {}}"], "rollout.over_sample", "does not go together with `rollout.dynamic`"),
+    (
+        "over-sampling",
+        ["rollout.over_sample={}", "batch.rollouts_per_update=2"],
+        "rollout.over_sample",
+        "needs `batch.rollouts_per_update` of 1",
+    ),
+    (
+        "over-sampling",
+        ["rollout.over_sample.slice_tokens=1024"],
+        "rollout.over_sample.slice_tokens",
+        "must be below `rollout.max_new_tokens`, got 1024 of 1024",
+    ),
+    ("kept-samples", ["rollout.keep={best: 0, worst: 0}"], "rollout.keep", "keeps nothing to train on"),
+    ("kept-samples", ["rollout.keep={best: 6, worst: 2}"], "rollout.keep", "keeps 6 + 2 of 8 completions, which is all of them"),
+    (
+        "kept-samples",
+        ["rollout.keep={}", "algorithm.kl={coefficient: 0.1, estimator: k1, place: reward}"],
+        "rollout.keep",
+        "does not go together with the KL term in the reward",
+    ),
+    *(
+        ("remembered-rows", ["data.train={path: t.jsonl, streaming: true}", f"{key}={{}}"], key, "does not go together with a streamed training set")
+        for key in ("rollout.replay", "data.curriculum")
+    ),
+    (
+        "label-sampling",
+        ["rollout.by_label.default.max_new_tokens=1025"],
+        "rollout.by_label.default.max_new_tokens",
+        "must be at most `rollout.max_new_tokens`, got 1025 above 1024",
+    ),
+    (
+        "label-sampling",
+        ["rollout.by_label.default={min_new_tokens: 9, max_new_tokens: 8}"],
+        "rollout.by_label.default.min_new_tokens",
+        "its shortest completion has 9 tokens, its longest 8",
+    ),
+    ("label-sampling", ["rollout.by_label.default.top_k=1"], "rollout.by_label.default.top_k", "must not be 1 in training"),
+    (
+        "label-sampling",
+        ["rollout.by_label.default.min_new_tokens=2", "rollout.structured.regex=a+"],
+        "rollout.by_label.default.min_new_tokens",
+        "must be 0 with `structured`",
+    ),
+    (
+        "first-token",
+        ["rollout={engine: fake, first_token_temperature: 5.0}"],
+        "rollout.first_token_temperature",
+        "needs the engine `hf`, not `fake`",
+    ),
+    ("curriculum-kind", ["data.curriculum.kind=python"], "data.curriculum", "`kind: python` needs `python`: the class, as `module:class`"),
+    ("curriculum-kind", ["data.curriculum.python='a:B'"], "data.curriculum.python", "has no effect without `kind: python`"),
+    ("curriculum-kind", ["data.curriculum.options={a: 1}"], "data.curriculum.options", "has no effect without `kind: python`"),
+    (
+        "curriculum-kind",
+        ["data.curriculum={kind: python, python: 'a:B', share: 0.3}"],
+        "data.curriculum.share",
+        "has no effect with `kind: python`",
+    ),
 ]
 
 

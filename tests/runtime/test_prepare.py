@@ -285,6 +285,15 @@ def test_warnings(recipe: Callable[..., Path]) -> None:
     )
 
 
+def test_sampling_of_a_label_that_no_row_has(recipe: Callable[..., Path]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        plan(recipe(), "rollout.by_label.maht.temperature=0.5")
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.message) == ("rollout.by_label.maht", "no training row has the label `maht`")
+    assert problem.hint == "labels of the training sets: default"
+    assert plan(recipe(), "rollout.by_label.default.temperature=0.5").plan.rollout.by_label["default"].temperature == 0.5
+
+
 def test_ranks_and_gpus_exclude_each_other(recipe: Callable[..., Path]) -> None:
     with pytest.raises(UsageError, match="--ranks is for the CPU and --gpus for GPUs"):
         plan(recipe(), ranks=2, gpus=2)

@@ -118,3 +118,20 @@ def test_ranks_agree_under_a_token_budget(made: SimpleNamespace) -> None:
     assert [part.target_ids.numel() for part in first] == [8, 8, 8, 8]
     assert [part.target_ids.numel() for part in second] == [4, 3, 1, 0]
     assert second[-1].input_ids.shape == (1, 2)  # the shortest row, untrained
+
+
+def test_temperatures_stand_at_their_tokens(made: SimpleNamespace) -> None:
+    """In the order of the trained tokens, in both layouts; without any the batch has none."""
+    for layout in ("padded", "packed"):
+        plan = made.plan(f"batch.layout={layout}").batch
+        rows = [
+            Experience(
+                sample=made.sample(), token_ids=torch.arange(1, 3 + len(mask)), prompt_tokens=2, mask=torch.tensor(mask),
+                advantages=torch.zeros(len(mask)), temperatures=torch.tensor(values),
+            )
+            for mask, values in (([True, False, True], [4.0, 0.5, 0.5]), ([False, True], [4.0, 0.8]), ([True], [4.0]))
+        ]  # fmt: skip
+        batch = batches.make_batch(rows, plan, batches.NO_DENOMINATORS, pad_id=0, device=made.cpu)
+        assert batch.temperatures is not None and batch.temperatures.tolist() == pytest.approx([4.0, 0.5, 0.8, 4.0])
+        plain = batches.make_batch([replace(row, temperatures=None) for row in rows], plan, batches.NO_DENOMINATORS, pad_id=0, device=made.cpu)
+        assert plain.temperatures is None

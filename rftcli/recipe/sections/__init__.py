@@ -19,6 +19,7 @@ from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, 
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
+from rftcli.recipe.sections.sampling import Curriculum, Dynamic, Keep, LabelSampling, OverSample, Replay
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
 
@@ -62,17 +63,21 @@ __all__ = [
     "Columns",
     "CriticModel",
     "CriticOptimizer",
+    "Curriculum",
     "Data",
     "DataSource",
     "DeepSpeed",
+    "Dynamic",
     "EarlyStop",
     "Ema",
     "Eval",
     "EvalSource",
     "HfEngine",
+    "Keep",
     "KeepBest",
     "Kl",
     "KlController",
+    "LabelSampling",
     "Launch",
     "Lora",
     "Loss",
@@ -80,6 +85,7 @@ __all__ = [
     "NonFinite",
     "Offload",
     "Optimizer",
+    "OverSample",
     "PathText",
     "PolicyModel",
     "Precision",
@@ -88,6 +94,7 @@ __all__ = [
     "Recipe",
     "ReferenceModel",
     "Refresh",
+    "Replay",
     "Reward",
     "RewardPart",
     "RewardShaping",

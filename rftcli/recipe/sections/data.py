@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, DataPath, Name, NonNegative, Options, Section, Target, Text
+from rftcli.recipe.sections.sampling import Curriculum
 
 
 class Columns(Section):
@@ -82,6 +83,7 @@ class Data(Section):
     eval: dict[Name, EvalSource] = Field({}, description="Evaluation sets by name.")
     seed: NonNegative | None = Field(None, description="Key of the order of the data alone; null takes the run's `seed`.")
     shuffle: bool = Field(True, description="Whether every pass over the data has a new order, keyed by the seed.")
+    curriculum: Curriculum | None = Field(None, description="Passes over rows by what was measured in training; null draws every row in turn.")
     overlong_prompt: Literal["refuse", "drop", "cut_left", "cut_right"] = Field(
         "refuse", description="What happens to a prompt of more than `rollout.max_prompt_tokens`; drops and cuts are counted."
     )

@@ -1,10 +1,11 @@
 """`rollout`: how completions are sampled for training."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, NonNegative, Options, Section, Share, Text
+from rftcli.recipe.sections.sampling import Dynamic, Keep, LabelSampling, OverSample, Replay
 
 
 class Penalties(Section):
@@ -68,4 +69,12 @@ class Rollout(Section):
     )
     bad_words: tuple[Text, ...] = Field((), description="Words whose tokens, one after another, are never sampled.")
     structured: Structured | None = Field(None, description="A form that every completion is held to.")
+    first_token_temperature: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Temperature of the first token alone, usually far above the others' (FIRE); null is off."
+    )
+    by_label: dict[Text, LabelSampling] = Field(default_factory=dict, description="Label of a row to how its completions are sampled in training.")
+    dynamic: Dynamic | None = Field(None, description="Replaces groups without signal by fresh prompts, within a step.")
+    over_sample: OverSample | None = Field(None, description="Samples more prompts than a step needs and drops those with the longest answers.")
+    keep: Keep | None = Field(None, description="Trains on the best and worst completions of a prompt alone.")
+    replay: Replay | None = Field(None, description="Brings prompts without signal back in later steps.")
     hf: HfEngine = Field(default_factory=HfEngine, description="Settings of the `hf` engine.")
