@@ -33,6 +33,7 @@ def smoke_plan(plan: Plan, steps: int) -> Plan:
         plan,
         steps=steps,
         max_hours=None,
+        max_tokens=None,
         data=replace(plan.data, eval=tuple(replace(spec, limit=min(spec.limit or plan.world.ranks, plan.world.ranks)) for spec in plan.data.eval)),
         rollout=replace(rollout, max_new_tokens=short, min_new_tokens=min(rollout.min_new_tokens, short)),
         batch=replace(batch, prompts_per_step=prompts, micro_batch_size=min(batch.micro_batch_size, batch.samples_per_prompt)),

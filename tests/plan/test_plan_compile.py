@@ -326,7 +326,7 @@ OTHER: dict[str, str] = {
     "train.early_stop.metric": "loss", "train.early_stop.patience": "9", "train.early_stop.mode": "min", "train.early_stop.min_delta": "0.1",
     "samples.every": "3", "samples.max": "8",
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
-    "train.max_hours": "2", "checkpoint.every_minutes": "5", "checkpoint.before_deadline": "true", "checkpoint.deadline_margin_seconds": "9",
+    "train.max_hours": "2", "train.max_tokens": "9", "checkpoint.every_minutes": "5", "checkpoint.before_deadline": "true", "checkpoint.deadline_margin_seconds": "9",
     "checkpoint.keep_best.metric": "eval.test.pass@1", "checkpoint.keep_best.mode": "min", "checkpoint.keep_best.keep": "2",
     "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false",
     "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",

@@ -196,6 +196,7 @@ batch:
 train:
   steps: 100
   max_hours: 2.5
+  max_tokens: 1000000
   max_grad_norm: 0.5
   optimizer:
     kind: adamw
