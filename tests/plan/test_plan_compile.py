@@ -260,7 +260,7 @@ OTHER: dict[str, str] = {
     "models.policy.options": "{a: 1}", "models.policy.chat.template": "'{{ x }}'", "models.policy.chat.options": "{a: 1}",
     "models.policy.chat.system": "s", "models.policy.chat.prefill": "p", "models.policy.chat.score_prefill": "false",
     "models.reference.from": "org/ref",
-    "models.policy.revision": "v2", "models.policy.tokenizer": "org/words", "models.policy.tokenizer_options": "{use_fast: false}",
+    "models.policy.revision": "v2", "models.policy.tokenizer": "org/words", "models.policy.tokenizer_options": "{legacy: false}",
     "models.policy.add_tokens": "[<plan>]", "models.policy.freeze": "['*.bias']",
     "models.policy.quantise.bits": "8", "models.policy.quantise.kind": "fp4", "models.policy.quantise.nested": "true",
     "models.policy.lora.rank": "8", "models.policy.lora.alpha": "16", "models.policy.lora.dropout": "0.1",

@@ -28,7 +28,7 @@ models:
     path: org/model
     revision: v1.0
     tokenizer: org/tokenizer
-    tokenizer_options: {use_fast: false}
+    tokenizer_options: {clean_up_tokenization_spaces: false}
     add_tokens: [<plan>]
     trust_remote_code: false
     dtype: float32
