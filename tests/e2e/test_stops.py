@@ -208,6 +208,7 @@ def test_killed_while_rewards_score_and_while_credit_is_given(rft: Callable[...,
     """When every completion of step 2 is with the rewards and none of them has answered; then in the passes before the update."""
     (tmp_path / "slow_reward.py").write_text(SLOW_REWARD)
     settings = [*SMALL, "--set", "rewards.default=[{python: 'slow_reward:fn'}]", "--set", "algorithm.kl.coefficient=0.05"]
+    settings += ["--set", "eval={before_training: false, at_end: false}"]  # an evaluation calls the reward too
     run, straight, calls = tmp_path / "run", tmp_path / "straight", tmp_path / "calls"
     result = rft("train", "quickstart", "--ranks", "2", "--run-dir", str(straight), *settings).wait()
     assert result.code == 0, result
