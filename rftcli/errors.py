@@ -4,9 +4,10 @@
     |-- UsageError          2   a command was called wrongly
     |   `-- RecipeError     2   problems in a recipe, all of them at once
     |-- MachineError        3   this machine cannot run it; the hint holds the command that would help
-    |-- ResumeError         4   the run cannot be resumed as asked
-    |-- StoppedEarly       75   stopped on request with a committed checkpoint; a scheduler may start it again
-    `-- Interrupted       130   interrupted by the person at the keyboard
+    `-- ResumeError         4   the run cannot be resumed as asked
+
+A run that stopped on request with a committed checkpoint (75; a scheduler may start it again) or was interrupted (130) is no error: the command reads
+it from the run's state.
 
 Our own mistakes are plain `assert`s and show a traceback. Errors of user code inside a reward are values, never raised (see `types.PartScore`).
 """
@@ -52,18 +53,6 @@ class ResumeError(RftError):
     """A run directory or checkpoint cannot be continued as asked."""
 
     exit_code = EXIT_RESUME
-
-
-class StoppedEarly(RftError):
-    """The run was asked to stop and did, at a step boundary, with a committed checkpoint."""
-
-    exit_code = EXIT_STOPPED
-
-
-class Interrupted(RftError):
-    """The person at the keyboard interrupted the run."""
-
-    exit_code = EXIT_INTERRUPTED
 
 
 class RecipeError(UsageError):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from rftcli.algo.keyed import keyed_permutation
 
@@ -73,13 +73,6 @@ class BatchShape:
     def micro_batch_rows(self) -> tuple[int, ...]:
         """Rows of each micro-batch of one rank in one update; the last may be smaller."""
         return tuple(len(rows) for rows in micro_batches(self.rows_per_rank, self.micro_batch_size or self.rows_per_rank))
-
-
-class Owner(NamedTuple):
-    """Where a group is trained on."""
-
-    mini_batch: int
-    rank: int
 
 
 def batch_shape(
@@ -224,21 +217,9 @@ def group_order(seed: int, step: int, groups: int) -> list[int]:
     return keyed_permutation("group_order", seed, step, n=groups)
 
 
-def owner_of_groups(seed: int, step: int, prompts_per_step: int, updates_per_step: int, ranks: int) -> list[Owner]:
-    """Where every group of a step is trained on, by group: permuted position j lies in mini-batch j // (P/U), and there position i on rank i % ranks.
-
-    It is the same in every epoch, so that data stay where they are.
-    """
-    assert divides(prompts_per_step, updates_per_step, ranks), (prompts_per_step, updates_per_step, ranks)
-    owners = [Owner(0, 0)] * prompts_per_step
-    for position, group in enumerate(group_order(seed, step, prompts_per_step)):
-        mini_batch, place = divmod(position, prompts_per_step // updates_per_step)
-        owners[group] = Owner(mini_batch, place % ranks)
-    return owners
-
-
 def groups_of_rank(seed: int, step: int, prompts_per_step: int, updates_per_step: int, ranks: int, rank: int) -> list[list[int]]:
-    """One rank's groups, a list for every mini-batch, in the order in which they are worked through. Agrees with `owner_of_groups`."""
+    """One rank's groups, a list for every mini-batch, in the order in which they are worked through: permuted position j lies in mini-batch
+    j // (P/U), and there position i on rank i % ranks. It is the same in every epoch, so that data stay where they are."""
     assert divides(prompts_per_step, updates_per_step, ranks), (prompts_per_step, updates_per_step, ranks)
     assert 0 <= rank < ranks, (rank, ranks)
     order, size = group_order(seed, step, prompts_per_step), prompts_per_step // updates_per_step

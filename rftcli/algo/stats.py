@@ -51,12 +51,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
 
 
-def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float:
-    """Mean over prompts of `pass_at_k`; counts holds (completions n, right ones c) of each prompt. Never pooled over prompts."""
-    assert len(counts) > 0, "the mean of no prompts"
-    return math.fsum(pass_at_k(n, c, k) for n, c in counts) / len(counts)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
     """Count, mean and summed squared deviation of some numbers; two of them merge into those of all numbers together.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from rftcli.errors import EXIT_OK, UsageError
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.runtime import hosts as machines
 from rftcli.runtime import joined, launch
-from rftcli.runtime.environment import live_plan
 from rftcli.runtime.prepare import Several, machine_at_hand
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.travel import left_behind
@@ -86,7 +84,7 @@ class Where:
             return OneOfCrew(self.crew)
         if self.hosts is None:
             return None
-        return ManyMachines(self.hosts, live_plan(plan, os.environ), say=talk.say)
+        return ManyMachines(self.hosts, plan, say=talk.say)
 
 
 def where(

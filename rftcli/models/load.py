@@ -174,6 +174,8 @@ def _readable_errors(path: str) -> Iterator[None]:
         raise UsageError(f"models.policy.options: {_first_line(error)}", hint="an option is a key of config.json or of from_pretrained") from error
     except (OSError, ValueError) as error:
         hint = "give a directory that save_pretrained wrote, a .gguf file, or a hub id"
+        if "trust_remote_code" in str(error):
+            hint = "read the code that comes with the model; `models.policy.trust_remote_code: true` lets it run"
         raise UsageError(f"{path} cannot be loaded: {_first_line(error)}", hint=hint) from error
 
 

@@ -24,6 +24,10 @@ LARGE_KL = 1.0
 """Nats a token against the reference. Runs that stay close lie well below 0.1; at 1 the policy has little in common with its first weights."""
 RATIO_TOLERANCE = 0.01
 """Rounding between two forward passes stays below this; a wrong mask, temperature or shift does not."""
+COEFFICIENT_GROWTH = 10.0
+"""The KL coefficient against that of the first step."""
+LOST_CRITIC = 1.0
+"""Distance of the mean value from the mean return, in standard deviations of the reward. A critic that says 0 for rewards of 0 and 1 is this far."""
 ERROR_STEPS = 3
 SILENT_PART_STEPS = 3
 
@@ -68,7 +72,7 @@ class LessonState:
 class Lesson:
     """One thing to notice. `holds(metrics by dotted name, state)`; it is taught when it held for `steps` steps in a row.
 
-    `text` may name metrics of the step that its condition needs, as in {kl:.3g}, and {steps} and {first_entropy}.
+    `text` may name metrics of the step that its condition needs, as in {kl:.3g}, and {steps}, {first_entropy} and {first_kl_coefficient}.
     """
 
     code: str
@@ -89,7 +93,7 @@ def lessons(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, s
         state.streaks[lesson.code] = state.streaks[lesson.code] + 1 if lesson.holds(flat, state) else 0
         if state.streaks[lesson.code] >= lesson.steps and lesson.code not in state.taught:
             state.taught.add(lesson.code)
-            values = {**flat, "steps": lesson.steps, "first_entropy": state.first.get("entropy", math.nan)}
+            values = {**flat, "steps": lesson.steps, **{f"first_{name}": value for name, value in state.first.items()}}
             found.append((lesson.code, lesson.text.format_map(values)))
     return [*found, *_silent_parts(metrics, state)]
 
@@ -118,6 +122,8 @@ def _silent_parts(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[
 def _remember(flat: Mapping[str, float], state: LessonState) -> None:
     if "entropy" in flat and math.isfinite(flat["entropy"]):
         state.first.setdefault("entropy", flat["entropy"])
+    if "kl_coefficient" in flat:
+        state.first.setdefault("kl_coefficient", flat["kl_coefficient"])
     if flat.get("reward_mean", 0.0) != 0.0 or flat.get("reward_std", 0.0) != 0.0:
         state.always_zero = False
     state.errors = [*state.errors, flat.get("reward_errors", 0.0)][-ERROR_STEPS:]
@@ -151,6 +157,17 @@ def _errors_grow(flat: Mapping[str, float], state: LessonState) -> bool:
 
 def _ratio_off(flat: Mapping[str, float], state: LessonState) -> bool:
     return state.on_policy and abs(flat.get("ratio_mean", 1.0) - 1.0) > RATIO_TOLERANCE
+
+
+def _coefficient_runs(flat: Mapping[str, float], state: LessonState) -> bool:
+    first = state.first.get("kl_coefficient", 0.0)
+    return first > 0 and flat.get("kl_coefficient", 0.0) > COEFFICIENT_GROWTH * first
+
+
+def _critic_lost(flat: Mapping[str, float], state: LessonState) -> bool:
+    if not {"value_mean", "return_mean", "reward_std"} <= set(flat):
+        return False
+    return flat["reward_std"] > 0 and abs(flat["value_mean"] - flat["return_mean"]) > LOST_CRITIC * flat["reward_std"]
 
 
 def _mostly_clipped(flat: Mapping[str, float], state: LessonState) -> bool:
@@ -226,6 +243,21 @@ LESSONS: tuple[Lesson, ...] = (
         holds=_mostly_clipped,
         text="More than half of the tokens are clipped: the updates of a step move the policy further than the loss lets count. Look at "
         "`train.optimizer.lr`, `batch.updates_per_step`, `batch.epochs` and `algorithm.loss.clip_low`, `algorithm.loss.clip_high`.",
+    ),
+    Lesson(
+        code="kl_coefficient_runs",
+        holds=_coefficient_runs,
+        text="The coefficient of the KL term is {kl_coefficient:.3g}, from {first_kl_coefficient:.3g} at the start: the controller cannot bring "
+        "the KL down to its target, and the reward counts less and less. Look at `algorithm.kl.controller`, `train.optimizer.lr` (lower) and "
+        "`rewards`.",
+    ),
+    Lesson(
+        code="critic_lost",
+        steps=10,
+        holds=_critic_lost,
+        text="The critic's mean value is {value_mean:.3g} where answers were worth {return_mean:.3g}, more than the spread of the rewards apart, "
+        "{steps} steps in a row: advantages then judge the critic, not the answers. Look at `models.critic.optimizer.lr` (higher), "
+        "`models.critic.value_clip` (wider), `train.freeze_policy_steps` (a head start) and `algorithm.advantage.lam` (nearer to 1).",
     ),
     Lesson(
         code="updates_skipped",

@@ -31,12 +31,14 @@ RENAMED = {"seconds": "time", "memory_gib": "memory"}
 PANELS = {
     **dict.fromkeys(
         ("reward_mean", "reward_std", "reward_parts", "labels", "reward_errors", "samples_dropped", "zero_signal_fraction", "advantage_mean",
-         "advantage_std", "advantage_max", "return_mean"),
+         "advantage_std", "advantage_min", "advantage_max", "advantage_clip_fraction", "return_mean",
+         "groups", "group_size"),
         "reward",
     ),
     **dict.fromkeys(
         ("kl", "kl_update", "kl_coefficient", "entropy", "loss", "policy_loss", "value_loss", "ptx_loss", "router_loss", "value_mean", "grad_norm",
-         "lr", "critic_lr", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "ratio_std", "ratio_max", "policy_version", "updates_skipped"),
+         "critic_grad_norm", "lr", "critic_lr", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "ratio_std", "ratio_max",
+         "policy_version", "updates_skipped"),
         "policy",
     ),
     **dict.fromkeys(

@@ -2,10 +2,10 @@
 
     step  12/200  reward  0.531 eval 0.512  kl 0.0012 loss -0.0031 grad 0.840 lr   1e-6  len  182 cut  2% zero 25%   12.3s roll 66% learn 26%  eta 38m
 
-Fields stand in this order; one whose metric the event lacks is left out. `eval` is the newest held-out value, `len` the mean sampled tokens of a
-completion, `cut` the share of completions that hit the token limit, `zero` the share of groups without a learning signal; behind the seconds
-stand the slowest stages. Of a resumed run only the newest attempt is printed, behind one line that says where it goes on. Leaves out colour, curves
-and samples: those are the console's.
+Fields stand in this order; one whose metric the event lacks is left out. `eval` is the newest held-out value, `beta` the coefficient of the KL
+term, `value` and `vloss` the critic's mean value and its loss, `len` the mean sampled tokens of a completion, `cut` the share of completions that
+hit the token limit, `zero` the share of groups without a learning signal; behind the seconds stand the slowest stages. Of a resumed run only the
+newest attempt is printed, behind one line that says where it goes on. Leaves out colour, curves and samples: those are the console's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDTH = 150
 QUIET_SECONDS = 30.0
 """A stage says nothing before this time has passed, and then once in each such time."""
 MAX_TEXT = 2000
-_DROPPED_FIRST = ("second stage", "first stage", "eta", "eval")
+_DROPPED_FIRST = ("second stage", "beta", "first stage", "eta", "vloss", "eval")
 """Fields a line gives up, in this order, when it would be wider than WIDTH."""
 
 
@@ -181,6 +181,9 @@ FIELDS = (
     ("loss", "loss", 7, short),
     ("grad", "grad_norm", 5, short),
     ("lr", "lr", 6, short),
+    ("beta", "kl_coefficient", 5, short),
+    ("value", "value_mean", 6, short),
+    ("vloss", "value_loss", 5, short),
     ("len", "response_tokens.mean", 4, short),
     ("cut", "truncated_fraction", 3, percent),
     ("zero", "zero_signal_fraction", 3, percent),
@@ -190,7 +193,8 @@ FIELDS = (
 LINE = (
     ("step",),
     ("reward", "eval"),
-    ("kl", "loss", "grad", "lr"),
+    ("kl", "beta", "loss", "grad", "lr"),
+    ("value", "vloss"),
     ("len", "cut", "zero"),
     ("seconds", "first stage", "second stage"),
     ("eta",),

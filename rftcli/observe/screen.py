@@ -150,7 +150,7 @@ def _curves(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
 
 def _curve(history: History, label: str, name: str, shown: Callable[[float], str], width: int, ascii_only: bool) -> Iterator[Text]:
     series = history.series.get(name)
-    if series is None or series.last is None:
+    if series is None or series.last is None or (name in IF_IT_MOVES and min(series.values) == max(series.values)):
         return
     columns = _spark_columns(width)
     spark = sparkline(series.steps, series.values, columns, ascii_only=ascii_only)
@@ -248,5 +248,11 @@ CURVES: Iterable[tuple[str, str, Callable[[float], str]]] = (
     ("reward", "reward_mean", short),
     ("length", "response_tokens.mean", lambda value: f"{short(value)} tokens"),
     ("kl", "kl", short),
+    ("kl coef.", "kl_coefficient", short),
+    ("value", "value_mean", short),
+    ("v. loss", "value_loss", short),
 )
 """Label, dotted metric, how its last value is shown. To add a curve: a row here. The held-out curves stand behind the first one."""
+
+IF_IT_MOVES = ("kl_coefficient",)
+"""Curves of settings, which are shown once they have changed."""

@@ -79,6 +79,7 @@ def compile_plan(
         seed=recipe.seed,
         steps=steps,
         max_hours=recipe.train.max_hours,
+        max_tokens=recipe.train.max_tokens,
         world=world,
         policy=policy,
         reference=reference,

@@ -338,6 +338,8 @@ class Plan:
     supervised: SupervisedPlan | None = None
     reference_use: ReferencePlan | None = None
     """None where there is no reference."""
+    max_tokens: int | None = None
+    """Of the whole run: it ends with the step that reaches them."""
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:

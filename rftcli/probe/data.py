@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rftcli.data.once import Tables
 from rftcli.data.origin import Origin, origin_of
-from rftcli.data.rows import Row, Table, fingerprint, read_table
+from rftcli.data.rows import Row, Table, fingerprint
 from rftcli.data.spec import DEFAULT_LABEL, DataSpec
 from rftcli.probe import cache
 from rftcli.probe.cache import user_cache_dir
@@ -74,13 +75,22 @@ class LabelProblem:
     hint: str | None = None
 
 
-def scan(specs: Sequence[DataSpec], search_path: Sequence[Path] = (), *, first: int | None = None, cache_dir: Path | None = None) -> DataFacts:
+def scan(
+    specs: Sequence[DataSpec],
+    search_path: Sequence[Path] = (),
+    *,
+    first: int | None = None,
+    cache_dir: Path | None = None,
+    tables: Tables | None = None,
+) -> DataFacts:
     """Read every set, or the `first` rows of each, and say what is in it.
 
-    `cache_dir` None: the user's cache directory. Sets of python functions are always read. UsageError as `data.rows.read_rows`.
+    `cache_dir` None: the user's cache directory. Sets of python functions and of the hub are always read, unless `tables` has them already.
+    UsageError as `data.rows.read_rows`.
     """
+    tables = Tables() if tables is None else tables
     folder = user_cache_dir() if cache_dir is None else cache_dir
-    return DataFacts(sets=tuple(_scan_set(spec, search_path, first, folder) for spec in specs))
+    return DataFacts(sets=tuple(_scan_set(spec, search_path, first, folder, tables) for spec in specs))
 
 
 def label_problems(facts: DataFacts, reward_labels: Collection[str], needs_reference: Collection[str] = ()) -> list[LabelProblem]:
@@ -109,16 +119,16 @@ def label_problems(facts: DataFacts, reward_labels: Collection[str], needs_refer
     return errors + warnings
 
 
-def _scan_set(spec: DataSpec, search_path: Sequence[Path], first: int | None, cache_dir: Path) -> SetFacts:
+def _scan_set(spec: DataSpec, search_path: Sequence[Path], first: int | None, cache_dir: Path, tables: Tables) -> SetFacts:
     origin = origin_of(spec, search_path)
     before = cache.file_states(origin.files)
     if not before:  # a function, or a set of the hub: nothing says here whether it has changed
-        return _facts(spec, read_table(spec, search_path, first), origin, None)
+        return _facts(spec, tables.read(spec, search_path, first), origin, None)
     entry = cache.entry(cache_dir, "set", CACHE_FORMAT, str(origin.path), before, first, spec)
     known = cache.load(entry, SetFacts)
     if known is not None:
         return known
-    facts = _facts(spec, read_table(spec, search_path, first), origin, sum(state.size for state in before))
+    facts = _facts(spec, tables.read(spec, search_path, first), origin, sum(state.size for state in before))
     if before == cache.file_states(origin.files) and cache.settled(before):
         cache.store(entry, facts)
     return facts

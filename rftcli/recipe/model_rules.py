@@ -136,6 +136,10 @@ def own_arguments(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         for name in ("revision", "trust_remote_code"):
             if name in options:
                 yield Finding(path=("models", "policy", section, name), message=f"has a key of its own: `models.policy.{name}`", at_key=True)
+    if "use_fast" in policy.tokenizer_options:
+        reason = "transformers has one tokenizer for every model since its version 5"
+        path = ("models", "policy", "tokenizer_options", "use_fast")
+        yield Finding(path=path, message="would have no effect", reason=reason, at_key=True)
 
 
 def added_tokens(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:

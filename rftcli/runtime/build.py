@@ -322,7 +322,7 @@ def build(
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)
     taught = LessonState(on_policy=plan.batch.needs_prepass is None)
-    early_stop, latest = EarlyStop(plan=plan.early_stop, world=world), Latest()
+    early_stop, latest = EarlyStop(plan=plan.early_stop, world=world, max_tokens=plan.max_tokens), Latest()
     registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": taught}
     kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
     registry |= {name: item for name, item in kept.items() if item is not None}

@@ -110,6 +110,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "seed": (RISKY, "the data has another order, which starts over, and samples other keys"),
     "steps": (FREE, "the schedule keeps its horizon"),
     "max_hours": (FREE, "when to stop"),
+    "max_tokens": (FREE, "when to stop"),
     "notes": (FOLLOWS, "words"),
     "format": (IMPOSSIBLE, "another form of plan"),
     "world.ranks": (RISKY, "sums have another order, so the bits differ; the trainer's state is cut anew"),

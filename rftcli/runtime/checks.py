@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rftcli.data.once import Tables
 from rftcli.data.origin import origin_of
-from rftcli.data.rows import Row, read_table
+from rftcli.data.rows import Row
 from rftcli.data.spec import DataSpec
 from rftcli.plan.compile_data import data_plan, data_specs, reward_parts
 from rftcli.plan.facts import ModelFacts
@@ -62,7 +63,8 @@ def sets_of(loaded: LoadedRecipe) -> tuple[list[SetKey], list[SetKey]]:
 
 
 def check_lengths(
-    loaded: LoadedRecipe, model: ModelFacts, tokenizer_revision: str | None, folder: Path, problems: list[Problem], *, first_streamed: int
+    loaded: LoadedRecipe, model: ModelFacts, tokenizer_revision: str | None, folder: Path, problems: list[Problem], tables: Tables, *,
+    first_streamed: int,
 ) -> tuple[Measured, list[str]]:
     """Lengths of all prompts, and warnings about drops and cuts. Prompts that are refused, sets with nothing left and chat settings that do not
     work are problems at their place. `tokenizer_revision`: of a tokenizer of its own."""
@@ -78,7 +80,7 @@ def check_lengths(
         search_path=(str(folder),),
         first_streamed=first_streamed,
     )
-    known = _cached(_key_of_lengths(job, folder), Measured, lambda: measure(job))
+    known = _cached(_key_of_lengths(job, folder), Measured, lambda: measure(job, tables))
     raise_machine(known)
     places = {item.spec.name: item.place for item in (*held_out, *train)}
     for trouble in known.troubles:
@@ -96,7 +98,9 @@ def _place_of(message: str, policy: PolicyModel) -> str:
     return "models.policy.path" if policy.tokenizer is None else "models.policy.tokenizer"
 
 
-def check_rows(loaded: LoadedRecipe, folder: Path, problems: list[Problem], *, first: int | None, first_streamed: int) -> list[str]:
+def check_rows(
+    loaded: LoadedRecipe, folder: Path, problems: list[Problem], tables: Tables, *, first: int | None, first_streamed: int
+) -> list[str]:
     """Warnings about shared prompts and, as `data.check_reference` says, warnings or problems about reference answers."""
     train, held_out = sets_of(loaded)
     how = loaded.recipe.data.check_reference
@@ -105,7 +109,7 @@ def check_rows(loaded: LoadedRecipe, folder: Path, problems: list[Problem], *, f
         return []
 
     def find() -> RowFindings:
-        return _findings(train, held_out, rewards if how != "off" else {}, folder, first, first_streamed)
+        return _findings(train, held_out, rewards if how != "off" else {}, folder, tables, first, first_streamed)
 
     states = _states([*train, *held_out], folder)
     key = (
@@ -129,12 +133,14 @@ def _findings(
     held_out: Sequence[SetKey],
     rewards: Mapping[str, Sequence[PartSpec]],
     folder: Path,
+    tables: Tables,
     first: int | None,
     first_streamed: int,
 ) -> RowFindings:
     def rows(items: Sequence[SetKey]) -> dict[str, list[Row]]:
         return {
-            item.spec.name: read_table(item.spec, [folder], first_streamed if item.spec.streaming and first is None else first).rows for item in items
+            item.spec.name: tables.read(item.spec, [folder], first_streamed if item.spec.streaming and first is None else first).rows
+            for item in items
         }
 
     trained, evaluated = rows(train), rows(held_out)

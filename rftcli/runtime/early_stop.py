@@ -1,4 +1,6 @@
-"""Ends a run that does not get better (`train.early_stop`). Part of every checkpoint, so that a resumed run counts on."""
+"""Ends a run that does not get better (`train.early_stop`) or has had its tokens (`train.max_tokens`). Part of every checkpoint, so
+that a resumed run counts on.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,23 @@ SHOWN_NAMES = 12
 
 @dataclass(slots=True, kw_only=True)
 class EarlyStop:
-    """`plan` None: never ends anything."""
+    """`plan` None: no metric is watched; `max_tokens` None: any number of them."""
 
     plan: EarlyStopPlan | None
     world: World
+    max_tokens: int | None = None
     best: float | None = None
     best_step: int = 0
     stalled: int = 0
     """Values in a row that were not better than the best."""
     last_step: int = 0
     """Step of the newest value."""
+    tokens: int = 0
+    """Of all steps so far."""
 
     def see_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Metrics of a step. Collective where the plan watches one of them."""
+        self.tokens = int(metrics.get("tokens_total", self.tokens))
         if self.plan is not None and not self.plan.metric.startswith("eval."):
             self._see(step, flatten(metrics, "."))
 
@@ -40,6 +46,10 @@ class EarlyStop:
 
     @property
     def reached(self) -> bool:
+        return self._stalled or (self.max_tokens is not None and self.tokens >= self.max_tokens)
+
+    @property
+    def _stalled(self) -> bool:
         return self.plan is not None and self.stalled >= self.plan.patience
 
     @property
@@ -47,6 +57,8 @@ class EarlyStop:
         """Why the run ended; None: it did not because of this."""
         if not self.reached:
             return None
+        if not self._stalled:
+            return f"stopped early: {self.tokens} tokens, train.max_tokens is {self.max_tokens}"
         assert self.plan is not None
         best = "it never had a value" if self.best is None else f"best {self.best:.4g} at step {self.best_step}"
         unit = "evaluations" if self.plan.metric.startswith("eval.") else "steps"
@@ -74,8 +86,9 @@ class EarlyStop:
         return gain > self.plan.min_delta
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"best": self.best, "best_step": self.best_step, "stalled": self.stalled, "last_step": self.last_step}
+        return {"best": self.best, "best_step": self.best_step, "stalled": self.stalled, "last_step": self.last_step, "tokens": self.tokens}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best = None if state["best"] is None else float(state["best"])
         self.best_step, self.stalled, self.last_step = int(state["best_step"]), int(state["stalled"]), int(state["last_step"])
+        self.tokens = int(state.get("tokens", 0))  # an older checkpoint has none

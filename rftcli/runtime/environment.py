@@ -5,6 +5,7 @@ Leaves out how a plan gets its references (`recipe.written`).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -27,6 +28,20 @@ def live_plan(plan: Plan, env: Mapping[str, str]) -> Plan:
         raise UsageError(f"the plan needs it: {error}", hint=error.hint) from error
     reference = None if live.reference is None or plan.reference is None else _model(live.reference, plan.reference)
     return replace(live, name=plan.name, policy=_model(live.policy, plan.policy), reference=reference)
+
+
+def launch_environment(written: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """`launch.env` as it is written, made real on the machine of a rank. What needs a variable that is not set there is left out: `live_plan` says so
+    where the error reaches a person.
+
+    >>> launch_environment({"A": "${B}/x", "C": "$${B}", "D": "${NONE}"}, {"B": "b"})
+    {'A': 'b/x', 'C': '${B}'}
+    """
+    found = {}
+    for name, text in written.items():
+        with contextlib.suppress(ExpansionError):
+            found[name] = str(live_text(text, env))
+    return found
 
 
 def resolved_model(path: str) -> str:

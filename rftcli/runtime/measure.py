@@ -1,4 +1,4 @@
-"""Prompt lengths of a recipe's sets, before any rank starts: `python -m rftcli.runtime.measure`, a job on stdin, facts on stdout.
+"""Prompt lengths of a recipe's sets, before any rank starts: `python -m rftcli.runtime.measure`, a pickled job on stdin, facts on stdout.
 
 A process of its own, because a tokenizer brings torch along and the commands stay light. A process that has torch already measures itself.
 """
@@ -6,6 +6,7 @@ A process of its own, because a tokenizer brings torch along and the commands st
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.codec import from_data, to_data
+from rftcli.data.once import Tables
 from rftcli.data.spec import DataSpec
 from rftcli.errors import EXIT_MACHINE, MachineError, RftError
 from rftcli.plan.plan import DataPlan
@@ -53,20 +55,22 @@ class Measured:
     troubles: tuple[Trouble, ...]
 
 
-def measure(job: MeasureJob) -> Measured:
-    """Here if torch is loaded already, else in a process of its own. RftError if that process ends without an answer."""
+def measure(job: MeasureJob, tables: Tables) -> Measured:
+    """Here if torch is loaded already, else in a process of its own. RftError if that process ends without an answer.
+    `tables`: what has been read."""
     if "torch" in sys.modules:
-        return measure_here(job)
+        return measure_here(job, tables)
     command = [sys.executable, "-m", "rftcli.runtime.measure"]
-    done = subprocess.run(command, input=json.dumps(to_data(job)), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=pickle.dumps((job, tables)), capture_output=True, check=False)
     try:
         return from_data(Measured, json.loads(done.stdout))
     except ValueError as error:
-        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit code {done.returncode}")
+        said = done.stderr.decode(errors="replace")
+        last = next((line for line in reversed(said.splitlines()) if line.strip()), f"exit code {done.returncode}")
         raise RftError(f"the prompts could not be measured: {last}") from error
 
 
-def measure_here(job: MeasureJob) -> Measured:
+def measure_here(job: MeasureJob, tables: Tables) -> Measured:
     """Imports torch."""
     from rftcli.data.prompts import PromptBuilder
     from rftcli.models.load import load_tokenizer
@@ -82,21 +86,22 @@ def measure_here(job: MeasureJob) -> Measured:
     except RftError as error:
         return Measured(train=(), eval=(), troubles=(_trouble(None, error),))
     troubles: list[Trouble] = []
-    train = _sets(job.data.train, builder, paths, job, troubles)
-    held_out = _sets(job.data.eval, builder, paths, job, troubles)
+    train = _sets(job.data.train, builder, paths, job, tables, troubles)
+    held_out = _sets(job.data.eval, builder, paths, job, tables, troubles)
     return Measured(train=train, eval=held_out, troubles=tuple(troubles))
 
 
-def _sets(specs: Sequence[DataSpec], builder: object, paths: Sequence[Path], job: MeasureJob, troubles: list[Trouble]) -> tuple[LengthFacts, ...]:
+def _sets(
+    specs: Sequence[DataSpec], builder: object, paths: Sequence[Path], job: MeasureJob, tables: Tables, troubles: list[Trouble]
+) -> tuple[LengthFacts, ...]:
     from rftcli.data.prompts import PromptBuilder
-    from rftcli.data.rows import read_table
     from rftcli.data.source import fit
 
     assert isinstance(builder, PromptBuilder)
     found = []
     for spec in specs:
         try:
-            table = read_table(spec, paths, job.first_streamed if spec.streaming else None)
+            table = tables.read(spec, paths, job.first_streamed if spec.streaming else None)
             lengths = builder.lengths(table.rows)
             _, counts = fit(spec.name, table.rows, lengths, builder)
         except RftError as error:
@@ -121,6 +126,6 @@ def raise_machine(measured: Measured) -> None:
 if __name__ == "__main__":
     # Libraries may print: the answer is the last line that goes to the real stdout.
     out, sys.stdout = sys.stdout, sys.stderr
-    job = from_data(MeasureJob, json.loads(sys.stdin.read()))
-    out.write(json.dumps(to_data(measure_here(job))))
+    # a pickle names its classes by their module, which is not `__main__`
+    out.write(json.dumps(to_data(measure_here(*pickle.load(sys.stdin.buffer)))))
     out.flush()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rftcli.algo import batchmath
+from rftcli.data.once import Tables
 from rftcli.data.rows import spec_problems
 from rftcli.data.spec import DataSpec
 from rftcli.errors import MachineError, UsageError
@@ -128,7 +129,8 @@ def prepare(
         return _prepared_plan(given, sets, machine, ranks, gpus, several)
     loaded = load(given, sets, text=text)
     problems: list[Problem] = []
-    scan, warnings = _scan(loaded, problems, first=None)
+    tables = Tables()
+    scan, warnings = _scan(loaded, problems, tables, first=None)
     try:
         policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems, loaded.recipe.models.policy.revision)
         reference = _reference(loaded, problems)
@@ -141,9 +143,9 @@ def prepare(
     if not problems:  # what cannot be read cannot be measured
         folder = recipe_file(loaded).resolve().parent
         measured, longer = checks.check_lengths(
-            loaded, policy, tokenizer, folder, problems, first_streamed=STREAMED_ROWS_LOOKED_AT
+            loaded, policy, tokenizer, folder, problems, tables, first_streamed=STREAMED_ROWS_LOOKED_AT
         )
-        warnings += longer + checks.check_rows(loaded, folder, problems, first=None, first_streamed=STREAMED_ROWS_LOOKED_AT)
+        warnings += longer + checks.check_rows(loaded, folder, problems, tables, first=None, first_streamed=STREAMED_ROWS_LOOKED_AT)
         lengths = (*measured.train, *measured.eval)
         if train_rows is not None and not problems:
             train_rows = sum(one.kept for one in measured.train)
@@ -164,9 +166,11 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
     problems: list[Problem] = []
     if recipe.models.policy.path.startswith(("builtin:", "/")):  # a hub id is not asked for: this command needs no network
         _model(loaded, "models.policy.path", recipe.models.policy.path, problems)
-    _, warnings = _scan(loaded, problems, first=ROWS_LOOKED_AT)
+    tables = Tables()
+    _, warnings = _scan(loaded, problems, tables, first=ROWS_LOOKED_AT)
     if not problems:
-        warnings += checks.check_rows(loaded, recipe_file(loaded).resolve().parent, problems, first=ROWS_LOOKED_AT, first_streamed=ROWS_LOOKED_AT)
+        folder = recipe_file(loaded).resolve().parent
+        warnings += checks.check_rows(loaded, folder, problems, tables, first=ROWS_LOOKED_AT, first_streamed=ROWS_LOOKED_AT)
     refusal = batchmath.refusal(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, ranks or gpus)
     if refusal is not None:
         problems.append(loaded.problem("batch.prompts_per_step", refusal, hint="`rft explain batch.prompts_per_step`"))
@@ -294,16 +298,16 @@ def _written_path(loaded: LoadedRecipe, key: KeyPath, facts: ModelFacts) -> str:
     return escaped(facts.path) if kept is None else kept.text
 
 
-def _scan(loaded: LoadedRecipe, problems: list[Problem], *, first: int | None) -> tuple[Scan, list[str]]:
+def _scan(loaded: LoadedRecipe, problems: list[Problem], tables: Tables, *, first: int | None) -> tuple[Scan, list[str]]:
     """What is in every set, and reward entries without rows as warnings. Sets that cannot be read and labels without a reward entry are problems."""
     recipe = loaded.recipe
     train, held_out = data_specs(recipe)
     stream = supervised_data(recipe)
     if stream is not None:
-        _scan_sets(loaded, [(stream, ("train", "supervised", "data"))], problems, first)
+        _scan_sets(loaded, [(stream, ("train", "supervised", "data"))], problems, tables, first)
     scan = Scan(
-        train=_scan_sets(loaded, [(spec, ("data", "train", index)) for index, spec in enumerate(train)], problems, first),
-        eval=_scan_sets(loaded, [(spec, ("data", "eval", spec.name)) for spec in held_out], problems, first),
+        train=_scan_sets(loaded, [(spec, ("data", "train", index)) for index, spec in enumerate(train)], problems, tables, first),
+        eval=_scan_sets(loaded, [(spec, ("data", "eval", spec.name)) for spec in held_out], problems, tables, first),
     )
     warnings: list[str] = []
     if recipe.eval.rewards is None:
@@ -339,7 +343,9 @@ def _check_labels(
             warnings.append(message if hint is None else f"{message}; {hint}")
 
 
-def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], problems: list[Problem], first: int | None) -> data_probe.DataFacts:
+def _scan_sets(
+    loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], problems: list[Problem], tables: Tables, first: int | None
+) -> data_probe.DataFacts:
     folder = recipe_file(loaded).resolve().parent
     sets: list[data_probe.SetFacts] = []
     for spec, key in specs:
@@ -349,7 +355,7 @@ def _scan_sets(loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], 
             continue
         looked_at = STREAMED_ROWS_LOOKED_AT if spec.streaming and first is None else first
         try:
-            sets += data_probe.scan([spec], [folder], first=looked_at).sets
+            sets += data_probe.scan([spec], [folder], first=looked_at, tables=tables).sets
         except UsageError as error:
             where = format_path((*key, "python" if spec.path is None else "path"))
             problems.append(loaded.problem(where, error.message, hint=error.hint))

@@ -21,6 +21,7 @@ from typing import Any
 
 from rftcli.errors import EXIT_MACHINE
 from rftcli.runtime import disk
+from rftcli.runtime.environment import launch_environment
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.travel import Place, interface_towards, place_of
 from rftcli.runtime.verdict import process_start, record_failure, this_host
@@ -34,7 +35,8 @@ def main() -> int:
     told = _told(attempt)
     place = place_of(os.environ)
     assert place is not None, "no launcher has told this rank its place"
-    os.environ.update({**told.get("env", {}), **place.environment()})  # before anything heavy is imported: it reads them once
+    own = launch_environment(told.get("launch_env", {}), os.environ)
+    os.environ.update({**told.get("env", {}), **own, **place.environment()})  # before anything heavy is imported: it reads them once
     rank = place.rank
     _log_to(attempt.log(rank))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)

@@ -14,9 +14,10 @@ from typing import Any
 
 from rftcli.errors import RecipeError, ResumeError
 from rftcli.events import StepDone, last_attempts, read_events
-from rftcli.plan.plan import Plan
+from rftcli.plan.plan import LearnerPlan, Plan
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.schema import resolved_yaml
+from rftcli.recipe.sections import Recipe
 from rftcli.redact import BLANK
 from rftcli.runtime import prepare
 from rftcli.runtime.changes import FREE, IMPOSSIBLE, Change, changes
@@ -87,18 +88,31 @@ def _prepared(
 def compared(run: RunDir, old: Plan, prepared: Prepared) -> NextPlan:
     """A fresh plan as a continuation of `old`: it keeps the name, the folder of user code, and the schedule's horizon where the recipe names none."""
     plan = prepared.plan
-    learner = plan.learner
-    if prepared.loaded is not None and prepared.loaded.recipe.train.optimizer.schedule_steps is None:
-        horizon = old.learner.schedule_updates // old.batch.optimizer_updates_per_step
-        learner = replace(learner, schedule_updates=horizon * plan.batch.optimizer_updates_per_step)
     rewards = replace(plan.rewards, search_path=old.rewards.search_path)
-    plan = replace(plan, name=old.name, learner=learner, rewards=rewards)
+    plan = replace(plan, name=old.name, rewards=rewards)
+    if prepared.loaded is not None:
+        plan = _with_horizons(plan, old, prepared.loaded.recipe)
     return NextPlan(
         plan=plan,
         changes=changes(old, plan, used_labels(run)),
         resolved=None if prepared.loaded is None else resolved_yaml(prepared.loaded),
         warnings=prepared.warnings,
     )
+
+
+def _with_horizons(plan: Plan, old: Plan, recipe: Recipe) -> Plan:
+    """`plan` with the horizons of the old schedules, in steps, where the recipe names none."""
+
+    def kept(learner: LearnerPlan, before: LearnerPlan) -> LearnerPlan:
+        horizon = before.schedule_updates // old.batch.optimizer_updates_per_step
+        return replace(learner, schedule_updates=horizon * plan.batch.optimizer_updates_per_step)
+
+    if recipe.train.optimizer.schedule_steps is None:
+        plan = replace(plan, learner=kept(plan.learner, old.learner))
+    critic = recipe.models.critic
+    if critic is not None and critic.optimizer.schedule_steps is None and plan.critic is not None and old.critic is not None:
+        plan = replace(plan, critic=replace(plan.critic, learner=kept(plan.critic.learner, old.critic.learner)))
+    return plan
 
 
 def refuse(run: RunDir, found: Sequence[Change], *, accept: bool) -> None:

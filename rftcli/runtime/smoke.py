@@ -37,6 +37,7 @@ def smoke_plan(plan: Plan, steps: int) -> Plan:
         plan,
         steps=steps,
         max_hours=None,
+        max_tokens=None,
         data=replace(plan.data, eval=tuple(replace(spec, limit=min(spec.limit or plan.world.ranks, plan.world.ranks)) for spec in plan.data.eval)),
         rollout=replace(rollout, max_new_tokens=short, min_new_tokens=min(rollout.min_new_tokens, short), by_label=by_label),
         batch=replace(batch, prompts_per_step=prompts, micro_batch_size=min(batch.micro_batch_size, batch.samples_per_prompt)),
@@ -72,10 +73,12 @@ def _attempt(run: RunDir, plan: Plan, job: dict[str, Any], observers: Sequence[O
 
 
 def full_length(job: Job, *, rows: int, prompt_tokens: int, new_tokens: int) -> str:
-    """One update from a micro-batch of `rows` completions as long as they can be, on every rank. What it needed, in words. Collective."""
+    """One update of every trained role from a micro-batch of `rows` completions as long as they can be, on every rank. What it needed, in words.
+    Collective."""
     import torch
 
     from rftcli.stages.learn import one_update, policy_loss
+    from rftcli.stages.values import critic_update
     from rftcli.types import Experience
 
     plan = replace(job.plan, batch=replace(job.plan.batch, micro_batch_size=rows))
@@ -91,6 +94,8 @@ def full_length(job: Job, *, rows: int, prompt_tokens: int, new_tokens: int) -> 
             advantages=torch.full((new_tokens,), 1.0 if row % 2 else -1.0),
             old_logprobs=None,
             reference_logprobs=reference,
+            values=torch.zeros(new_tokens) if job.roles.critic is not None else None,
+            returns=torch.ones(new_tokens) if job.roles.critic is not None else None,
         )
         for row in range(rows)
     ]
@@ -98,7 +103,12 @@ def full_length(job: Job, *, rows: int, prompt_tokens: int, new_tokens: int) -> 
         torch.cuda.reset_peak_memory_stats(job.device)
     loss = policy_loss(plan.loss, new_tokens)
     one_update(experiences, job.roles.policy, loss, plan, job.world, pad_id=job.pad_id, device=job.device)
-    text = f"a micro-batch of {rows} x {prompt_tokens + new_tokens} tokens went forward and backward on each of {job.world.size} ranks"
+    through = "the policy"
+    if job.roles.critic is not None:
+        critic_update(experiences, job.roles.critic, plan, job.world, pad_id=job.pad_id, device=job.device)
+        through += " and the critic"
+    size = f"{rows} x {prompt_tokens + new_tokens} tokens"
+    text = f"a micro-batch of {size} went forward and backward through {through} on each of {job.world.size} ranks"
     if job.device.type == "cuda":
         (peak,) = job.world.max([torch.cuda.max_memory_allocated(job.device) / 1024**3])
         text += f", peak {peak:.1f} GiB of GPU memory"

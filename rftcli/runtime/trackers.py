@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 from rftcli.codec import to_data
 from rftcli.observe.files import read_json, write_json
 from rftcli.plan.plan import TrackPlan
+from rftcli.redact import known_values, redacted
 from rftcli.runtime.rundir import AttemptDir, RunDir
 
 FILE = "trackers.json"
@@ -30,7 +32,9 @@ class Trackers:
         self._attempt = attempt
         self._told: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
-        self._spec = to_data(plan)
+        self._spec = dict(to_data(plan))
+        if self._spec["wandb"] is not None:  # what it is told stands in its own files, and in the list of processes
+            self._spec["wandb"] = redacted(self._spec["wandb"], known_values(os.environ))
 
     def start(self) -> None:
         """Once what they have to find again lies in its place."""

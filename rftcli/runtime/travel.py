@@ -20,7 +20,11 @@ from rftcli.redact import is_secret_name
 
 
 def rank_environment(plan: Plan) -> dict[str, str]:
-    """What every rank needs to be the same on any machine, then the recipe's `launch.env`."""
+    """What every rank needs to be the same on any machine, then the recipe's `launch.env`. `plan`: with what the environment says."""
+    return {**_same_everywhere(plan), **plan.launch.env}
+
+
+def _same_everywhere(plan: Plan) -> dict[str, str]:
     package_root = str(Path(__file__).resolve().parents[2])
     threads = str(plan.world.threads_per_rank)
     paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -33,14 +37,13 @@ def rank_environment(plan: Plan) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"MKL_CBWR": "AUTO,STRICT"} if plan.world.device == "cpu" else {}),  # matrix products with the same bits for any thread count
-        **plan.launch.env,
     }
 
 
 def travelling(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that ranks on other machines are given."""
+    """The environment that ranks on other machines are given below the recipe's `launch.env`."""
     chosen = {name: value for name, value in environ.items() if _travels(name) and not is_secret_name(name)}
-    return {**chosen, **rank_environment(plan)}
+    return {**chosen, **_same_everywhere(plan)}
 
 
 def left_behind() -> list[str]:

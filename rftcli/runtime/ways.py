@@ -82,6 +82,7 @@ class ManyMachines:
 
     hosts: Hosts
     plan: Plan
+    """As it is written, with `${VAR}` in its texts: what is made of it lies in launch.json."""
     say: Callable[[str], None]
     """Told what to run by hand."""
     gentle: bool = False
@@ -97,7 +98,8 @@ class ManyMachines:
         return start_environment({**os.environ, **rank_environment(plan)})
 
     def meeting(self) -> dict[str, Any]:
-        return {"far": "hosts", "hosts": to_data(self.hosts), "address": self.hosts.names[0], "env": travelling(self.plan, os.environ)}
+        env = {"env": travelling(self.plan, os.environ), "launch_env": dict(self.plan.launch.env)}
+        return {"far": "hosts", "hosts": to_data(self.hosts), "address": self.hosts.names[0], **env}
 
     def watch(self, attempt: AttemptDir, plan: Plan) -> Watch:
         return FarWatch(attempt, plan.world.ranks, plan.world.nodes)

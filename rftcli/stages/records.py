@@ -71,6 +71,7 @@ def reward_metrics(records: Sequence[SampleRecord]) -> dict[str, Any]:
     dropped = len(records) - len(rewards)
     metrics: dict[str, Any] = {
         "groups": len(groups),
+        "group_size": group_size([len(members) for members in groups.values()]),
         "zero_signal_fraction": sum(1 for members in groups.values() if not has_spread(members)) / max(1, len(groups)),
         "reward_errors": sum(1 for item in records if any(part.error is not None for part in item.parts)),
         "samples_dropped": dropped,
@@ -85,6 +86,11 @@ def reward_metrics(records: Sequence[SampleRecord]) -> dict[str, Any]:
             labels[item.label].append(item.reward)
     metrics["labels"] = {label: statistics.fmean(values) for label, values in sorted(labels.items())}
     return metrics
+
+
+def group_size(scored: Sequence[int]) -> dict[str, float]:
+    """Scored completions of a group: what a baseline was made of."""
+    return {"mean": statistics.fmean(scored), "min": min(scored), "max": max(scored)} if scored else {}
 
 
 def has_spread(values: Sequence[float]) -> bool:

@@ -15,7 +15,6 @@ from rftcli.algo.batchmath import (
     groups_of_rank,
     micro_batches,
     nearest_prompts,
-    owner_of_groups,
     refusal,
     valid_ranks,
     valid_updates,
@@ -121,25 +120,23 @@ def test_refusal_agrees_with_the_rule(prompts: int, updates: int, ranks: int) ->
 
 
 @given(st.integers(0, 5), st.integers(0, 5), SMALL, SMALL, SMALL)
-def test_owners_are_balanced_and_agree(seed: int, step: int, groups: int, updates: int, ranks: int) -> None:
+def test_every_group_has_one_rank_and_ranks_have_equally_many(seed: int, step: int, groups: int, updates: int, ranks: int) -> None:
     prompts = groups * updates * ranks
-    owners = owner_of_groups(seed, step, prompts, updates, ranks)
-    assert len(owners) == prompts
-    for rank in range(ranks):
-        mine = groups_of_rank(seed, step, prompts, updates, ranks, rank)
-        assert [len(part) for part in mine] == [groups] * updates
-        assert all(owners[group] == (mini_batch, rank) for mini_batch, part in enumerate(mine) for group in part)
+    shares = [groups_of_rank(seed, step, prompts, updates, ranks, rank) for rank in range(ranks)]
+    assert all([len(part) for part in mine] == [groups] * updates for mine in shares)
+    assert sorted(group for mine in shares for part in mine for group in part) == list(range(prompts))
 
 
-def test_owner_follows_the_permutation() -> None:
+def test_groups_follow_the_permutation() -> None:
     order = group_order(3, 9, 12)
-    owners = owner_of_groups(3, 9, 12, 2, 3)
-    assert [owners[group] for group in order] == [(0, 0), (0, 1), (0, 2)] * 2 + [(1, 0), (1, 1), (1, 2)] * 2
+    assert groups_of_rank(3, 9, 12, 2, 3, 0) == [[order[0], order[3]], [order[6], order[9]]]
     assert groups_of_rank(3, 9, 12, 2, 3, 1) == [[order[1], order[4]], [order[7], order[10]]]
+    assert groups_of_rank(3, 9, 12, 2, 3, 2) == [[order[2], order[5]], [order[8], order[11]]]
 
 
 def test_mini_batches_do_not_depend_on_the_number_of_ranks() -> None:
-    one, four = owner_of_groups(0, 1, 24, 3, 1), owner_of_groups(0, 1, 24, 3, 4)
-    assert [owner.mini_batch for owner in one] == [owner.mini_batch for owner in four]
+    one = groups_of_rank(0, 1, 24, 3, 1, 0)
+    four = [groups_of_rank(0, 1, 24, 3, 4, rank) for rank in range(4)]
+    assert [set(part) for part in one] == [{group for mine in four for group in mine[number]} for number in range(3)]
     orders = {tuple(group_order(seed, step, 24)) for seed in range(3) for step in range(3)}
     assert len(orders) == 9

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftcli.algo.stats import Moments, mean_interval, mean_pass_at_k, pass_at_k
+from rftcli.algo.stats import Moments, mean_interval, pass_at_k
 
 VALUES = st.lists(st.floats(-1e3, 1e3), max_size=30)
 
@@ -33,8 +33,6 @@ def test_interval_of_shares() -> None:
 def test_no_values_are_refused() -> None:
     with pytest.raises(AssertionError):
         mean_interval([])
-    with pytest.raises(AssertionError):
-        mean_pass_at_k([], 1)
 
 
 @given(st.integers(1, 60), st.integers(0, 60))
@@ -67,12 +65,6 @@ def test_pass_at_k_beyond_the_range_of_floats() -> None:
 def test_pass_at_k_refuses(n: int, c: int, k: int) -> None:
     with pytest.raises(AssertionError):
         pass_at_k(n, c, k)
-
-
-def test_mean_pass_at_k_is_over_prompts() -> None:
-    counts = [(2, 2), (8, 0)]
-    assert mean_pass_at_k(counts, 1) == 0.5  # pooled samples would give 2 / 10
-    assert mean_pass_at_k([(5, 1), (5, 2)], 2) == pytest.approx((0.4 + 0.7) / 2)
 
 
 def test_moments_of_rewards() -> None:

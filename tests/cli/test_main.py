@@ -21,12 +21,10 @@ from rftcli.errors import (
     EXIT_RESUME,
     EXIT_STOPPED,
     EXIT_USAGE,
-    Interrupted,
     MachineError,
     RecipeError,
     ResumeError,
     RftError,
-    StoppedEarly,
     UsageError,
 )
 
@@ -180,7 +178,6 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ..
 def test_every_kind_of_error_has_its_code() -> None:
     codes = {
         RftError: EXIT_FAILED, UsageError: EXIT_USAGE, RecipeError: EXIT_USAGE, MachineError: EXIT_MACHINE, ResumeError: EXIT_RESUME,
-        StoppedEarly: EXIT_STOPPED, Interrupted: EXIT_INTERRUPTED,
     }  # fmt: skip
     assert {kind: kind.exit_code for kind in codes} == codes
     assert (EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_MACHINE, EXIT_RESUME, EXIT_STOPPED, EXIT_INTERRUPTED) == (0, 1, 2, 3, 4, 75, 130)

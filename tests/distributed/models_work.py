@@ -14,7 +14,7 @@ import work
 CPU = torch.device("cpu")
 
 
-def adapted(world: Any, *, zero: int, dtype: str = "float32", lora: bool = True, checkpointing: bool = False, start_from: str | None = None) -> Any:
+def adapted(world: Any, *, zero: int, dtype: str = "float32", lora: bool = True, checkpointing: bool = False, start_from: str | None = None, compiled: bool = False) -> Any:
     """A learner over the tiny model, with an adapter that already does something."""
     from rftcli.models import lora as adapters
     from rftcli.models.policy import CausalPolicy
@@ -40,7 +40,7 @@ def adapted(world: Any, *, zero: int, dtype: str = "float32", lora: bool = True,
         schedule_updates=100, max_grad_norm=1.0, skip_at_most=3, zero_stage=zero,
         deepspeed=deepspeed_config.build(stage=zero, dtype=kept, ranks=world.size, max_grad_norm=1.0),
     )  # fmt: skip
-    policy = CausalPolicy(model, gradient_checkpointing=checkpointing)
+    policy = CausalPolicy(model, gradient_checkpointing=checkpointing, compiled=compiled)
     return DeepSpeedLearner(policy, plan, world, CPU, temperature=0.8, adapter=adapter)
 
 
@@ -64,7 +64,7 @@ def copied(weights: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.float().clone() for name, tensor in weights}
 
 
-def lora_gradient(world: Any, *, zero: int, dtype: str, checkpointing: bool = False) -> Any:
+def lora_gradient(world: Any, *, zero: int, dtype: str, checkpointing: bool = False, compiled: bool = False) -> Any:
     """A pass without the adapter, then one update: gradients of the adapter, whole; what the passes and the merge say."""
     from deepspeed.utils import safe_get_full_grad
 
@@ -72,7 +72,7 @@ def lora_gradient(world: Any, *, zero: int, dtype: str, checkpointing: bool = Fa
     from rftcli.runtime.learner import policy_inputs
     from rftcli.runtime.reference import AdapterReference
 
-    learner = adapted(world, zero=zero, dtype=dtype, checkpointing=checkpointing)
+    learner = adapted(world, zero=zero, dtype=dtype, checkpointing=checkpointing, compiled=compiled)
     batch = first_batch(world)
     base = CausalPolicy(work.tiny_model().to(getattr(torch, dtype)).eval())
     with torch.no_grad():

@@ -52,6 +52,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for zero in STAGES:
         calls[f"updates {zero}"] = ("several_updates", {"zero": zero, "updates": 4})
         calls[f"not finite {zero}"] = ("not_finite", {"zero": zero})
+        calls[f"never finite {zero}"] = ("never_finite", {"zero": zero})
         calls[f"saved {zero}"] = ("save_and_load", {"zero": zero, "folder": str(tmp_path_factory.mktemp(f"zero{zero}"))})
     return on_ranks(2, calls)
 
@@ -114,6 +115,12 @@ def test_one_rank_not_finite_skips_on_all(two_ranks: dict[str, Any], zero: int) 
     assert [entry["version"] for entry in first] == [1, 1, 2]
     assert first[0]["weights"] == first[1]["weights"] != first[2]["weights"]
     assert all(torch.isfinite(torch.tensor(list(entry["weights"].values()))).all() for entry in first)
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_a_streak_of_them_stops_the_run_on_all(two_ranks: dict[str, Any], zero: int) -> None:
+    first, second = two_ranks[f"never finite {zero}"]
+    assert first == second and first[0] == 2 and "3 updates in a row" in first[1] and "skip_at_most is 2" in first[1]
 
 
 @pytest.mark.parametrize("zero", STAGES)

@@ -153,6 +153,28 @@ def not_finite(world: Any, *, zero: int, **how: Any) -> Any:
     return log
 
 
+def never_finite(world: Any, *, zero: int) -> Any:
+    """Updates that have no finite gradient on rank 1: how many are skipped before the run stops, and with which words."""
+    from dataclasses import replace
+
+    from rftcli.errors import RftError
+    from rftcli.stages.learn import one_update, policy_loss
+
+    learner = learner_of(world, zero=zero)
+    learner.plan = replace(learner.plan, skip_at_most=2)
+    plan = plan_of("padded", 3, "token_mean", kl=0.0)
+    mine = share(world, experiences(), uneven=False)
+    if world.rank == 1:
+        mine[-1].advantages = torch.full_like(mine[-1].advantages, float("inf"))
+    skipped = 0
+    try:
+        for _ in range(9):
+            skipped += not one_update(mine, learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu")).applied
+    except RftError as error:
+        return skipped, error.message
+    return skipped, None
+
+
 def save_and_load(world: Any, *, zero: int, folder: str, **how: Any) -> Any:
     """Two updates, save, one more; then a fresh learner loads and does the last one again: the same bits."""
     from rftcli.stages.learn import one_update, policy_loss

@@ -92,7 +92,7 @@ def test_two_hosts(rft: Callable[..., Command], tmp_path: Path, on_path: Path, s
     assert f"rank 1 (pid {killed} on" in result.err and "SIGKILL" in result.err, result
     assert state(run)["status"] == "failed" and processes_of(run) == []
     told = json.loads((run / "attempts" / "1" / "launch.json").read_text())
-    assert told["env"]["NCCL_DEBUG"] == "WARN" and told["env"]["MINE"] == "here" and told["hosts"]["names"] == ["127.0.0.1", "localhost"]
+    assert told["env"]["NCCL_DEBUG"] == "WARN" and told["launch_env"]["MINE"] == "here" and told["hosts"]["names"] == ["127.0.0.1", "localhost"]
     assert "WANDB_API_KEY stays on this machine" in result.err and "WANDB_API_KEY" not in environment
     for path in run.rglob("*"):
         assert path.is_symlink() or not path.is_file() or b"f00dfeed" not in path.read_bytes(), path

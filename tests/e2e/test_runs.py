@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -198,3 +199,32 @@ def test_changed_data_is_refused_and_the_run_stays_as_it_was(rft: Callable[..., 
         path.write_bytes(path.read_bytes()[:1000])
     result = rft("resume", "run").wait()
     assert result.code == 4 and "--step 3" in result.err, result
+
+
+def test_runs_side_by_side_with_the_launchers_port_taken(rft: Callable[..., Command], tmp_path: Path) -> None:
+    """Two runs start at once while another program listens where DeepSpeed's launcher would: no run needs a port."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", 29500))
+            taken.listen()
+        except OSError:
+            pass  # another program has it already
+        short = [*SMALL, "--set", "train.steps=1", "--set", "data.eval=null"]
+        commands = [rft("train", "quickstart", "--ranks", "2", "--run-dir", name, *short) for name in ("one", "other")]
+        for command in commands:
+            result = command.wait()
+            assert result.code == 0, result
+    assert steps(tmp_path / "one") == steps(tmp_path / "other")
+
+
+def test_a_rank_waits_no_longer_than_it_is_told(rft: Callable[..., Command], tmp_path: Path) -> None:
+    """launch.timeout_minutes: a rank whose reward takes its time is not waited for; without the key the same run would go on."""
+    late = "import os, time\ndef fn(completion):\n    time.sleep(40.0 if os.environ['RANK'] == '1' else 0.0)\n    return 1.0\n"
+    (tmp_path / "late.py").write_text(late)
+    settings = [*SMALL, "--set", "rewards.default=[{python: 'late:fn'}]", "--set", "data.eval=null", "--set", "launch.timeout_minutes=0.1"]
+    result = rft("train", "quickstart", "--ranks", "2", "--run-dir", "run", *settings).wait()
+    assert result.code == 1 and re.search(r"(?i)time.?d? ?out", state(tmp_path / "run")["cause"]), result
+    assert not events(tmp_path / "run", "step") and processes_of(tmp_path / "run") == []

@@ -194,6 +194,34 @@ def test_killed_in_every_stage(rft: Callable[..., Command], tmp_path: Path, stra
     same(run, straight)
 
 
+SLOW_REWARD = """\
+import asyncio, os, pathlib
+CALLS = os.open(pathlib.Path(__file__).with_name("calls"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+async def fn(completion):
+    os.write(CALLS, b".")
+    await asyncio.sleep(0.3)
+    return float(len(completion) % 3)
+"""
+
+
+def test_killed_while_rewards_score_and_while_credit_is_given(rft: Callable[..., Command], tmp_path: Path) -> None:
+    """When every completion of step 2 is with the rewards and none of them has answered; then in the passes before the update."""
+    (tmp_path / "slow_reward.py").write_text(SLOW_REWARD)
+    settings = [*SMALL, "--set", "rewards.default=[{python: 'slow_reward:fn'}]", "--set", "algorithm.kl.coefficient=0.05"]
+    settings += ["--set", "eval={before_training: false, at_end: false}"]  # an evaluation calls the reward too
+    run, straight, calls = tmp_path / "run", tmp_path / "straight", tmp_path / "calls"
+    result = rft("train", "quickstart", "--ranks", "2", "--run-dir", str(straight), *settings).wait()
+    assert result.code == 0, result
+    before = calls.stat().st_size
+    assert before == 4 * 32
+    assert killed(rft, run, 1, 0, lambda: calls.stat().st_size >= before + 2 * 32, settings)
+    assert stage(run, 1) == "step 2: collect" and state(run)["step"] == 1, "scoring is part of collecting, and its last completion waits 0.3 s"
+    assert killed(rft, run, 2, 1, lambda: stage(run, 2) == "credit" and state(run)["step"] >= 1, settings)
+    assert stage(run, 2) in ("credit", "learn")  # rank 0 may have gone on until it met the other one
+    assert rft("resume", str(run)).wait().code == 0
+    same(run, straight)
+
+
 @pytest.mark.slow
 def test_killed_twenty_times_at_random(rft: Callable[..., Command], tmp_path: Path) -> None:
     """Twenty kills at keyed times within two steps of a start: wherever they strike, the run ends as one that nothing happened to."""
@@ -243,6 +271,9 @@ def test_trying_a_recipe_before_it_runs(rft: Callable[..., Command], tmp_path: P
     assert state(smoke)["status"] == "done" and state(smoke)["attempt"] == 2 and sorted(steps(smoke)) == [1, 2]
     assert not (smoke / "tensorboard").exists() and not (tmp_path / "run" / "state.json").exists()
     assert all(event["response_tokens"]["max"] <= 16 for event in events(smoke, "step"))
+    critic = ["--set", "models.critic={}", "--set", "algorithm.advantage.kind=gae"]
+    result = rft("train", "quickstart", "--ranks", "1", "--run-dir", "other", "--smoke", *critic).wait()
+    assert result.code == 0 and "through the policy and the critic" in result.out + result.err, result
     settings = [*SMALL, "--set", "train.steps=1", "--set", "checkpoint.trainer_state=false"]
     result = rft("train", "quickstart", "--ranks", "1", "--run-dir", "run", *settings).wait()
     assert result.code == 0, result

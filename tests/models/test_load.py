@@ -1,9 +1,11 @@
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -129,3 +131,29 @@ def test_a_gguf_file_becomes_a_model_that_trains_and_exports(tmp_path):
     again, words = load(tmp_path), load_tokenizer(str(tmp_path))
     assert words.apply_chat_template(question, tokenize=False, add_generation_prompt=True) == prompt
     assert torch.equal(again.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12), answer)
+
+
+OWN_CODE = """\
+from transformers import LlamaConfig, LlamaForCausalLM
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_that_comes_with_a_model_runs_only_when_it_may(zoo, tmp_path, monkeypatch):
+    """A class that only the model's folder knows: refused with the key that lets it run, and with it loaded whole."""
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "model"
+    zoo.llama().save_pretrained(folder)
+    (folder / "own.py").write_text(OWN_CODE)
+    config = json.loads((folder / "config.json").read_text())
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": own}))
+    with pytest.raises(UsageError) as caught:
+        load(folder)
+    assert "models.policy.trust_remote_code: true" in str(caught.value.hint)
+    model = load(folder, trust_remote_code=True)
+    assert type(model).__name__ == "OwnForCausalLM"
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in zoo.llama().state_dict().items())

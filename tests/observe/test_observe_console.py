@@ -229,3 +229,15 @@ def test_a_pipe_gets_the_last_frame_alone(tmp_path, step_done, terminal):
     console.close()
     assert "\x1b" not in rich_console.file.getvalue()
     assert "step 40/200" in rich_console.file.getvalue()
+
+
+def test_a_critic_has_curves_and_a_setting_has_one_once_it_moves(step_done):
+    history = History()
+    labels = []
+    for step, coefficient in ((1, 0.05), (2, 0.05), (3, 0.06)):
+        history.see(step_done(step, reward_mean=0.5, kl=0.1, kl_coefficient=coefficient, value_mean=0.25 * step, value_loss=0.5))
+        labels.append([line.split("  ")[0] for line in _text(frame_lines(history, None, now=None, width=100)).split("\n") if line])
+    assert not any("kl coef." in label for label in labels[1]) and {"value", "v. loss", "kl"} <= set(labels[1])
+    assert "kl coef." in labels[2]
+    shown = _text(frame_lines(history, None, now=None, width=100))
+    assert "0.750" in shown and "0.060" in shown

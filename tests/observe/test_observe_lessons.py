@@ -22,6 +22,15 @@ CASES = {
     "reward_errors": ([{"reward_errors": e} for e in (1, 1, 2)], [{"reward_errors": e} for e in (0, 1, 2, 0, 2, 2, 2, 1)]),
     "ratio_off": ([{"ratio_mean": 1.011}], [{"ratio_mean": 0.991}, {"ratio_mean": 1.009}]),
     "mostly_clipped": ([{"clip_low_fraction": 0.3, "clip_high_fraction": 0.21}], [{"clip_low_fraction": 0.3, "clip_high_fraction": 0.2}]),
+    "kl_coefficient_runs": (
+        [{"kl_coefficient": 0.05}, {"kl_coefficient": 0.51}],
+        [{"kl_coefficient": 0.05}, {"kl_coefficient": 0.5}, {"kl": 0.1}],
+    ),
+    "critic_lost": (
+        [{"value_mean": -0.1, "return_mean": 0.45, "reward_std": 0.5}] * 10,
+        [{"value_mean": 0.0, "return_mean": 0.5, "reward_std": 0.5}] * 20
+        + [{"value_mean": 0.0, "return_mean": 0.5, "reward_std": 0.0, "reward_mean": 0.5}] * 20,
+    ),
     "updates_skipped": ([{"updates_skipped": 1}], [{"updates_skipped": 0}]),
     "refill_exhausted": ([{"dynamic": {"groups_without_signal": 1}}], [{"dynamic": {"groups_without_signal": 0}}, {}]),
 }

@@ -170,3 +170,12 @@ def test_progress_speaks_only_after_thirty_seconds_and_then_in_turns(printed):
     ]
     changing = [progress(float(t), stage="rollout" if t < 20 else "learn", step=1) for t in range(0, 48, 2)]
     assert printed(*changing) == []
+
+
+def test_a_critic_and_a_moving_coefficient_have_fields_of_their_own(printed):
+    critic = {"value_mean": 0.25, "value_loss": 0.0123, "kl_coefficient": 0.051}
+    (line,) = printed(_step(1, {**METRICS, **critic}))
+    assert line == (
+        "step 1  reward  0.531  kl 0.0012 beta 0.051 loss -0.0031 grad 0.840 lr   1e-6  value  0.250 vloss 0.012  "
+        "len  182 cut  2% zero 25%   12.3s roll 66%"
+    )

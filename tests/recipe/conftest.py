@@ -28,7 +28,7 @@ models:
     path: org/model
     revision: v1.0
     tokenizer: org/tokenizer
-    tokenizer_options: {use_fast: false}
+    tokenizer_options: {clean_up_tokenization_spaces: false}
     add_tokens: [<plan>]
     trust_remote_code: false
     dtype: float32
@@ -224,6 +224,7 @@ batch:
 train:
   steps: 100
   max_hours: 2.5
+  max_tokens: 1000000
   max_grad_norm: 0.5
   optimizer:
     kind: adamw

@@ -121,6 +121,7 @@ ADDED = {
     "batch.layout",
     "rollout.hf.batch_rows",
     "train.deterministic",
+    "train.max_tokens",
     "train.optimizer.no_decay",
     "train.optimizer.options",
     "rollout.logit_bias",

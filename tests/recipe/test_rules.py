@@ -392,6 +392,14 @@ BREACHES = [
     ("added-tokens", ["models.policy.add_tokens=[a, b, a]"], "models.policy.add_tokens[2]", "`a` is listed twice"),
     ("best-metric", ["checkpoint.keep_best.metric=eval.a.mean@1"], "checkpoint.keep_best.metric", "needs an evaluation set"),
     (
+        "own-arguments",
+        ["models.policy.tokenizer_options={use_fast: false}"],
+        "models.policy.tokenizer_options.use_fast",
+        "would have no effect",
+    ),
+    ("added-tokens", ["models.policy.add_tokens=[a, b, a]"], "models.policy.add_tokens[2]", "`a` is listed twice"),
+    ("best-metric", ["checkpoint.keep_best.metric=eval.a.mean@1"], "checkpoint.keep_best.metric", "needs an evaluation set"),
+    (
         "best-metric",
         ["data.eval.e={path: b}", "checkpoint.keep_best.metric=eval.f.mean@1"],
         "checkpoint.keep_best.metric",

@@ -287,3 +287,30 @@ def test_a_filter_and_a_template_are_shown_at_their_keys() -> None:
     assert missing.message.endswith("`where` asks for a column `anser`; it has: prompt, answer (6 of 6 rows have a fault, this is the first)")
     assert missing.hint == "did you mean `answer`?" and "rows.jsonl:1: " in missing.message
     assert problem("data.train.template='{x}'").hint == "the slots of `template` are columns that every row has"
+
+
+@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("command", ["prepare", "validate"])
+def test_a_source_of_yours_is_read_once(tmp_path: Path, command: str, light: bool) -> None:
+    """Whoever looks at its rows, labels, lengths or answers: in this process, or where another one measures the prompts."""
+    import subprocess
+    import sys
+
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "def rows(name):\n"
+        "    with Path('asked.txt').open('a') as file:\n"
+        "        file.write(name + ' ')\n"
+        "    yield from ({'prompt': f'{n}+1=', 'answer': str(n + 1)} for n in range(8))\n"
+    )
+    train = "data.train={path: null, python: 'mine:rows', options: {name: train}}"
+    held_out = "data.eval={held: {python: 'mine:rows', options: {name: held}}}"
+    ranks = "ranks=1" if command == "prepare" else "ranks=None"
+    code = (
+        f"{'' if light else 'import torch; '}from pathlib import Path; from rftcli.runtime.prepare import {command};"
+        f"{command}(Path('r.yaml'), [{train!r}, {held_out!r}], {ranks}, gpus=None)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(prepare.__file__).resolve().parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted((tmp_path / "asked.txt").read_text().split()) == ["held", "train"]

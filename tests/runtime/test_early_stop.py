@@ -93,6 +93,19 @@ def test_without_a_plan_nothing_is_watched() -> None:
     assert not state.reached
 
 
+def test_a_run_ends_with_the_step_that_reaches_its_tokens() -> None:
+    state = EarlyStop(plan=None, world=SoloWorld(), max_tokens=100)
+    for step, total, ended in ((1, 60, False), (2, 99, False), (3, 100, True)):
+        state.see_step(step, {"tokens_total": total})
+        assert state.reached == ended
+    assert state.cause == "stopped early: 100 tokens, train.max_tokens is 100"
+    resumed = EarlyStop(plan=None, world=SoloWorld(), max_tokens=150)
+    resumed.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    assert not resumed.reached and resumed.cause is None  # more tokens were given to it
+    resumed.see_step(4, {"tokens_total": 160})
+    assert resumed.reached and compiled("train.max_tokens=7").max_tokens == 7
+
+
 def test_names_from_patterns() -> None:
     recipe = load_text(MINIMAL, sets=["name='{date}-{time}_{model}+{recipe}.{seed}'", "seed=7"], env={}).recipe
     assert run_name(recipe, "gsm8k", datetime.datetime(2026, 3, 4, 5, 6, 7)) == "20260304-050607_Some-Model+gsm8k.7"

@@ -40,7 +40,11 @@ def prepared(*sets: str, text: str = RECIPE, ranks: int = 2) -> Prepared:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     """A run that stopped after step 5 of 30, with a checkpoint; its steps had rows of the label `default`."""
-    made = create(prepared("train.max_grad_norm=0.5"), tmp_path / "run")
+    return stopped(tmp_path / "run", "train.max_grad_norm=0.5")
+
+
+def stopped(path: Path, *sets: str) -> RunDir:
+    made = create(prepared(*sets), path)
     made.attempt(1).create()
     made.attempt(1).plan.write_text(made.plan.read_text())
     made.write_state(State(status="stopped", step=5, attempt=1, heartbeat=time.time()))
@@ -76,6 +80,16 @@ def test_more_steps_are_free_and_the_schedule_keeps_its_horizon(run: RunDir) -> 
     assert found.plan.steps == 60 and found.plan.learner.schedule_updates == 30
     assert found.plan.learner.max_grad_norm == 0.5  # what was on the first command line still holds
     assert resumption(run, step=None, sets=["train.steps=60", "train.optimizer.schedule_steps=60"], accept=True).plan.learner.schedule_updates == 60
+
+
+def test_a_critics_schedule_keeps_its_horizon_too(tmp_path: Path) -> None:
+    run = stopped(tmp_path / "run", "models.critic={optimizer: {schedule: linear}}", "algorithm.advantage.kind=gae")
+    found = resumption(run, step=None, sets=["train.steps=60"])
+    assert [change.path for change in found.changes] == ["steps"]
+    assert found.plan.critic is not None and found.plan.critic.learner.schedule_updates == 30
+    longer = resumption(run, step=None, sets=["train.steps=60", "models.critic.optimizer.schedule_steps=60"], accept=True)
+    assert longer.plan.critic is not None and longer.plan.critic.learner.schedule_updates == 60
+    assert longer.plan.learner.schedule_updates == 30
 
 
 def test_risky_changes_need_a_yes(run: RunDir) -> None:

@@ -14,10 +14,11 @@ from rank_threads import ThreadWorld, on_ranks
 from rftcli.plan.plan import SamplesPlan
 from rftcli.runtime.parts import PartFile, merge_parts
 from rftcli.runtime.rundir import RunDir
-from rftcli.runtime.tell import all_records, update_metrics, write_samples
+from rftcli.runtime.tell import all_records, step_metrics, update_metrics, write_samples
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages.collect import Collected
 from rftcli.stages.credit import Credited
+from rftcli.stages.records import SampleRecord
 from rftcli.types import Completion, FinishReason, Group, Prompt, ScoredSample, TokenTrace, Update
 
 
@@ -176,3 +177,31 @@ def test_lines_are_on_disk_before_the_last_one_is_known(tmp_path: Path) -> None:
     assert not target.exists() and beside.stat().st_size > 100_000
     part.merge()
     assert [json.loads(text)["draw"] for text in target.read_text().splitlines()] == list(range(1, 3001)) and not beside.exists()
+
+
+def test_the_step_lines_own_numbers() -> None:
+    """Of every rank alike: advantages of the whole step, tokens of the whole run, and the seconds of the one rank that the others waited for."""
+    from rftcli.runtime.build import Totals
+
+    laps = [{"rollout": 5.0, "score": 0.0, "learn": 9.0}, {"rollout": 2.0, "score": 4.0, "learn": 1.0}, {"rollout": 3.0, "score": 0.5, "learn": 2.0}]
+
+    def work(world: ThreadWorld) -> tuple[dict[str, Any], int]:
+        peaks = {"rollout": 1.0 + world.rank, "learn": 9.0 - world.rank}
+        job: Any = SimpleNamespace(
+            world=world, totals=Totals(tokens=100), kl_coefficient=0.25, watch=SimpleNamespace(lap=lambda: laps[world.rank], peaks=lambda: peaks),
+            source=SimpleNamespace(next_draw=6, passes=lambda draw: draw / 4), roles=SimpleNamespace(policy=SimpleNamespace(version=3)),
+        )  # fmt: skip
+        records = [SampleRecord(draw=0, sample=n, label="a", reward=n, parts=(), tokens=2, prompt_tokens=3, finish=FinishReason.STOP) for n in (0, 1)]
+        credited = Credited(mini_batches=(), advantages={(0, 0): -1.0, (0, 1): 3.0}, metrics={"value_mean": 0.5})
+        found = step_metrics(job, records, credited, [update(4, loss=1.0)])
+        return found, job.totals.tokens
+
+    results = on_ranks(3, work)
+    for found, total in results:
+        assert found == results[0][0] and total == 110
+    found = results[0][0]
+    assert found["seconds"] == laps[1]  # 6 s of rollout and scores, although another rank learnt longer
+    assert found["memory_gib"] == {"rollout": 3.0, "learn": 9.0}
+    told = ("advantage_mean", "advantage_std", "advantage_min", "advantage_max", "tokens", "tokens_total", "policy_version", "data_passes")
+    assert [found[name] for name in told] == [1.0, pytest.approx(8**0.5), -1.0, 3.0, 10, 110, 3, 1.5]
+    assert (found["kl_coefficient"], found["value_mean"], found["loss"], found["groups"]) == (0.25, 0.5, 1.0, 1)

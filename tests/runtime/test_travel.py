@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import replace
 
 import pytest
 
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.recipe.load import load_text
-from rftcli.runtime import travel
-from rftcli.runtime.travel import Place, interface_towards, place_of, travelling
+from rftcli.runtime import environment, travel
+from rftcli.runtime.environment import launch_environment
+from rftcli.runtime.hosts import Hosts
+from rftcli.runtime.travel import Place, interface_towards, place_of, rank_environment, travelling
+from rftcli.runtime.ways import ManyMachines
 
 
 def plan(*sets: str):  # type: ignore[no-untyped-def]
@@ -21,7 +25,7 @@ def plan(*sets: str):  # type: ignore[no-untyped-def]
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(travel).failed == 0
+    assert doctest.testmod(travel).failed == 0 == doctest.testmod(environment).failed
 
 
 @pytest.mark.parametrize(
@@ -51,7 +55,8 @@ def test_what_travels() -> None:
         "NCCL_IB_HCA": "mlx5", "HF_HOME": "/models", "HF_TOKEN": "secret", "WANDB_API_KEY": "secret", "WANDB_MODE": "offline",
         "CUDA_VISIBLE_DEVICES": "3", "HOME": "/root", "SHELL": "/bin/sh", "RFT_CACHE_DIR": "/c", "OMP_NUM_THREADS": "64",
     }  # fmt: skip
-    found = travelling(plan("launch.env={NCCL_DEBUG: INFO, MY_FLAG: '1'}"), given)
+    asked = plan("launch.env={NCCL_DEBUG: INFO, MY_FLAG: '1'}")
+    found = {**travelling(asked, given), **rank_environment(asked)}
     assert {name: found.get(name) for name in (*given, "NCCL_DEBUG", "MY_FLAG")} == {
         "NCCL_IB_HCA": "mlx5", "HF_HOME": "/models", "HF_TOKEN": None, "WANDB_API_KEY": None, "WANDB_MODE": "offline",
         "CUDA_VISIBLE_DEVICES": None,
@@ -61,3 +66,12 @@ def test_what_travels() -> None:
 
 def test_the_way_to_this_machine_is_no_interface() -> None:
     assert interface_towards("127.0.0.1") is None and interface_towards("no such host") is None
+
+
+def test_launch_env_is_written_as_the_recipe_has_it() -> None:
+    """What a `${VAR}` says is nowhere on disk: a rank looks it up on its own machine."""
+    asked = plan()
+    asked = replace(asked, launch=replace(asked.launch, env={"ADDRESS": "${PLACE}:80", "PLAIN": "here"}))
+    told = ManyMachines(Hosts(names=("a", "b"), per_host=2, launcher="pdsh"), asked, say=print).meeting()
+    assert told["launch_env"] == {"ADDRESS": "${PLACE}:80", "PLAIN": "here"} and not {"ADDRESS", "PLAIN"} & set(told["env"])
+    assert launch_environment(told["launch_env"], {"PLACE": "there"}) == {"ADDRESS": "there:80", "PLAIN": "here"}

@@ -221,6 +221,11 @@ def test_each_label_has_its_own_numbers(made: SimpleNamespace) -> None:
     assert {label: (own["mean@1"]["value"], own["pass@1"]["value"], own["prompts_scored"]) for label, own in found["labels"].items()} == {
         "math": (1.0, 0.5, 2), "else": (1.0, 1.0, 1),
     }  # fmt: skip
+    pairs = [made.sample(draw, n, reward, label=label) for draw, label in ((0, "math"), (1, "else")) for n, reward in ((0, float(draw)), (1, 2.0))]
+    labels = summarise([record(sample) for sample in pairs], table, 2, [])["labels"]
+    assert {label: (own["best@2"]["value"], own["worst@2"]["value"], own["std@2"]["value"]) for label, own in labels.items()} == {
+        "math": (2.0, 0.0, pytest.approx(2**0.5)), "else": (2.0, 1.0, pytest.approx(0.5**0.5)),
+    }  # fmt: skip
     assert "labels" not in summarise([record(sample) for sample in samples[:2]], table, 1, [1])  # they would say the same twice
 
 

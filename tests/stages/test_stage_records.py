@@ -149,3 +149,8 @@ def test_a_line_of_the_samples_file(made: SimpleNamespace) -> None:
     }  # fmt: skip
     scored = sample_line(made.sample(0, 0, 1.0), step=1, advantage=0.5)
     assert scored["parts"] == {"p": {"value": 1.0, "weight": 1.0}} and scored["advantage"] == 0.5
+
+
+def test_sizes_of_groups_are_those_of_their_baselines(made: SimpleNamespace) -> None:
+    found = reward_metrics(records_of(made.groups({0: [1.0, 0.0, 0.5], 1: [1.0, None, None]})))
+    assert found["groups"] == 2 and found["group_size"] == {"mean": 2.0, "min": 1, "max": 3}

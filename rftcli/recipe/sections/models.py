@@ -58,7 +58,7 @@ class PolicyModel(Section):
         None, description="Branch, tag or commit of a hub id; null is the newest. Either way the plan and the manifest hold the commit."
     )
     tokenizer: ModelPath | None = Field(None, description="Another tokenizer than the model's own: a directory or a hub id.")
-    tokenizer_options: Options = Field({}, description="Further arguments of the tokenizer's `from_pretrained`, such as `use_fast: false`.")
+    tokenizer_options: Options = Field({}, description="Further arguments of the tokenizer's `from_pretrained`, such as `padding_side: left`.")
     add_tokens: tuple[Text, ...] = Field(
         (), description="Tokens that are added to the vocabulary; the embeddings grow with it and checkpoints hold both."
     )

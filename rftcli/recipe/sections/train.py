@@ -85,6 +85,9 @@ class Train(Section):
     max_hours: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Hours that one attempt may take, start-up included: the run stops with a checkpoint before (exit 75); null is no limit."
     )
+    max_tokens: Count | None = Field(
+        None, description="Tokens of prompts and completions, over all steps and ranks, after which the run ends (exit 0); null is no limit."
+    )
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
         1.0, description="Norm that the gradient of an update is cut to, over all parameters and ranks; null is off."
     )
