@@ -15,14 +15,18 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
-def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log-probs (N,), entropy (N,) without gradient), float32 nats, of targets (N,) under softmax(logits (N, V) / temperature)."""
+def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+    """(log-probs (N,), entropy (N,)), float32 nats, of targets (N,) under softmax(logits (N, V) / temperature). The entropy has a gradient only if
+    asked for: it costs one more copy of the scores in the backward pass."""
     assert temperature > 0, f"temperature {temperature}: a greedy choice has no log-probability to train on"
     logits = logits.float()
     if temperature != 1.0:
         logits = logits / temperature
     table = torch.log_softmax(logits, dim=-1)  # (N, V)
     logprobs = table.gather(-1, targets[:, None]).squeeze(-1)
+    if entropy_gradient:
+        surprise = -table.masked_fill(table.isneginf(), 0.0)  # a word without probability counts 0, in the gradient too
+        return logprobs, (table.exp() * surprise).sum(-1)
     # the entropy comes last, so that the recomputation in the backward pass stops before it; entr(0) = 0 where a word has no probability
     with torch.no_grad():
         entropy = torch.special.entr(table.exp()).sum(-1)
@@ -30,7 +34,14 @@ def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 
 
 def chunked_logprobs(
-    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float, chunk: int, calls: int = 1
+    hidden: Tensor,
+    targets: Tensor,
+    head: Callable[[Tensor], Tensor],
+    *,
+    temperature: float,
+    chunk: int,
+    calls: int = 1,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`plain_logprobs` of head(hidden (N, H)) -> (N, V), for `chunk` positions at a time.
 
@@ -42,7 +53,7 @@ def chunked_logprobs(
     assert hidden.shape[:1] == targets.shape, (hidden.shape, targets.shape)
 
     def scored(part: Tensor, part_targets: Tensor) -> tuple[Tensor, Tensor]:
-        return plain_logprobs(head(part), part_targets, temperature)
+        return plain_logprobs(head(part), part_targets, temperature, entropy_gradient=entropy_gradient)
 
     calls = max(calls, -(-len(targets) // chunk))
     if calls == 1:

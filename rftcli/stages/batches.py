@@ -51,6 +51,9 @@ def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators:
         sampler_logprobs=flat("sampler_logprobs"),
         values=flat("values"),
         returns=flat("returns"),
+        correction=flat("correction"),
+        kept=flat("kept"),
+        chosen=flat("chosen"),
         denominators=denominators,
     )
 

@@ -10,11 +10,12 @@ Annotations are read at run time, so they are not postponed. One file a group of
 
 from pydantic import Field
 
-from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, KlController, Loss
+from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, KlController
 from rftcli.recipe.sections.base import Name, PathText, Section, Text
 from rftcli.recipe.sections.critic import CriticModel, CriticOptimizer
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, SetSampling, TrainSource
 from rftcli.recipe.sections.launch import Launch, Profile
+from rftcli.recipe.sections.loss import Correction, EntropyController, Loss, Reject
 from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, Quantise, ReferenceModel, Refresh
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
@@ -60,6 +61,7 @@ __all__ = [
     "Chat",
     "Checkpoint",
     "Columns",
+    "Correction",
     "CriticModel",
     "CriticOptimizer",
     "Data",
@@ -67,6 +69,7 @@ __all__ = [
     "DeepSpeed",
     "EarlyStop",
     "Ema",
+    "EntropyController",
     "Eval",
     "EvalSource",
     "HfEngine",
@@ -88,6 +91,7 @@ __all__ = [
     "Recipe",
     "ReferenceModel",
     "Refresh",
+    "Reject",
     "Reward",
     "RewardPart",
     "RewardShaping",
