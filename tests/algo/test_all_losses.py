@@ -1,4 +1,4 @@
-"""Every row of LOSSES: the numbers that its page names, an independent reference in plain Python floats, gradients by finite differences, and properties."""
+"""Every row of LOSSES: the numbers its page names, a reference in plain Python floats, gradients by finite differences, properties."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_gradients_with_held_weights(update: dict[str, Any]) -> None:
 @settings(max_examples=15, deadline=None)
 @given(update=updates())
 def test_on_policy_every_loss_has_the_gradient_of_the_score_function(name: str, update: dict[str, Any]) -> None:
-    """At old = sg(new) d loss / d new = -A for every token, times its weight; for a product of ratios it is that of a sum over tokens. rho is exactly 1."""
+    """At old = sg(new) d loss / d new = -A times the weight of a token; for a product of ratios that of a sum over tokens. rho is exactly 1."""
     lengths, advantages = update["lengths"], torch.tensor(update["advantages"], dtype=torch.float64)
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     new = torch.tensor(update["old"], dtype=torch.float64).requires_grad_()
