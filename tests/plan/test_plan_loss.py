@@ -9,6 +9,7 @@ import pytest
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.plan import Plan
 from rftcli.plan.plan_loss import CorrectionPlan, EntropyPlan, RejectPlan
+from rftcli.plan.show import plan_text
 
 Compiled = Callable[..., Plan]
 LOSS = "algorithm.loss"
@@ -64,8 +65,8 @@ def test_the_engine_reports_its_log_probs_where_the_loss_reads_them(compiled: Co
 @pytest.mark.parametrize(
     ("sets", "path", "message"),
     [
-        ((f"{LOSS}.kind=gmpo", *GAE), "algorithm.loss.kind", "`gmpo` has one term an answer, and `gae` an advantage for each token"),
-        ((f"{LOSS}.kind=rloo_sequence", *GAE), "algorithm.loss.kind", "`rloo_sequence` has one term an answer, and `gae` an advantage for each token"),
+        *(((f"{LOSS}.kind={kind}", *GAE), "algorithm.loss.kind", f"`{kind}` has one term an answer, and `gae` an advantage for each token")
+          for kind in ("gmpo", "rloo_sequence")),
         ((f"{LOSS}.old=current", "batch.epochs=2"), "algorithm.loss.old", "`current` is not enough"),
         ((f"{LOSS}={{old: current, correction: {{}}}}",), "algorithm.loss.old", "`current` is not enough"),
     ],
@@ -78,6 +79,16 @@ def test_refused(compiled: Compiled, sets: tuple[str, ...], path: str, message: 
 
 def test_advantages_per_token_suit_a_loss_with_terms_per_token(compiled: Compiled) -> None:
     assert compiled(f"{LOSS}.kind=gspo", *GAE).loss.kind == "gspo"
+
+
+def test_it_is_shown(compiled: Compiled) -> None:
+    text = plan_text(
+        compiled(f"{LOSS}={{correction: {{reject: {{by: k3, bound: 1}}}}, entropy_controller: {{target: 0.3}}, top_entropy_share: 0.2}}")
+    )
+    for line in ("token ratios truncated at 2, answers rejected by k3", "0, towards 0.3 nats a token", "of the 20% of tokens with the highest"):
+        assert line in text
+    own = plan_text(compiled(f"{LOSS}={{kind: python, python: 'm:f', old: sampler}}"))
+    assert "m:f, token_mean" in own and "as the engine reports them" in own
 
 
 def test_a_product_of_ratios_is_warned_about(compiled: Compiled) -> None:

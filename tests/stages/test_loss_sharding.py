@@ -133,7 +133,7 @@ def base(made: SimpleNamespace) -> list[dict[str, torch.Tensor]]:
 def experiences(made: SimpleNamespace, base: list[dict[str, torch.Tensor]]) -> list[Experience]:
     return [
         Experience(
-            sample=made.sample(draw=index // 3, sample=index % 3, ids=tuple(row["token_ids"][-len(row["mask"]) :].tolist()) if len(row["mask"]) else ()),
+            sample=made.sample(draw=index // 3, sample=index % 3),
             prompt_tokens=len(row["token_ids"]) - len(row["mask"]),
             **{name: tensor.clone() for name, tensor in row.items()},
         )

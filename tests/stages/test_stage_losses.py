@@ -166,9 +166,11 @@ def chosen_of(made: SimpleNamespace, plan: Plan, size: int, seed: int, rows: int
     everything = []
     for index in range(rows):
         length = int(torch.randint(0, 7, (), generator=generator))
-        row = answer(made, tuple(range(1, length + 1)), float(torch.randn((), generator=generator)), draw=index // 2, sample=index % 2,
-                     old_logprobs=torch.randn(length, generator=generator).tolist(), mask=(torch.rand(length, generator=generator) < 0.8).tolist())  # fmt: skip
-        everything.append(row)
+        advantage, old = float(torch.randn((), generator=generator)), torch.randn(length, generator=generator).tolist()
+        mask = (torch.rand(length, generator=generator) < 0.8).tolist()
+        everything.append(
+            answer(made, tuple(range(1, length + 1)), advantage, draw=index // 2, sample=index % 2, old_logprobs=old, mask=mask)
+        )
     tokens = sum(int(row.mask.sum()) for row in everything)
 
     def work(world: Any) -> None:
@@ -223,8 +225,8 @@ def test_equal_covariances_are_cut_at_the_number(made: SimpleNamespace) -> None:
 # the entropy bonus
 
 
-def control(target: float, start: float = 0.005) -> EntropyControl:
-    controller = EntropyPlan(target=target, delta=0.005, min=0.0, max=1.0)
+def control(target: float | None, start: float = 0.005) -> EntropyControl:
+    controller = None if target is None else EntropyPlan(target=target, delta=0.005, min=0.0, max=1.0)
     plan = LossPlan(kind="ppo_clip", options={}, aggregate="token_mean", kl_coefficient=0.0, kl_estimator="k3", entropy_coefficient=start,
                     entropy_controller=controller)  # fmt: skip
     return EntropyControl(plan)
@@ -239,7 +241,7 @@ def test_the_bonus_is_applied_up_to_the_target_alone() -> None:
         resumed = control(0.2)
         resumed.load_state_dict(bonus.state_dict())
         bonus = resumed
-    fixed = EntropyControl(LossPlan(kind="ppo_clip", options={}, aggregate="token_mean", kl_coefficient=0.0, kl_estimator="k3", entropy_coefficient=0.1))
+    fixed = control(None, start=0.1)
     fixed.after(9.0)
     assert fixed.coefficient == 0.1
 
