@@ -210,6 +210,6 @@ def test_what_is_measured(whole: dict[str, dict[str, Any]]) -> None:
     for name in ("ppo_clip", "rloo_sequence", "gspo", "gmpo", "cispo", "cpg", "clip_cov"):
         assert whole[name]["metrics"]["clip_low_fraction"] + whole[name]["metrics"]["clip_high_fraction"] > 0, name
     assert 0 < whole["off-policy mask"]["metrics"]["off_policy_fraction"] < 1
-    assert whole["sampler"]["metrics"]["missing"] == 5 and whole["truncate"]["metrics"]["missing"] == 5
+    assert whole["sampler"]["metrics"]["missing"] == 6 and whole["truncate"]["metrics"]["missing"] == 6
     assert whole["reject"]["tokens"] < whole["plain"]["tokens"] == whole["mask"]["tokens"]
     assert 0 < whole["reject"]["metrics"]["rejected_fraction"] < 1 and 0 < whole["mask"]["metrics"]["masked_fraction"] < 1
