@@ -11,12 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rftcli.errors import RftError
 from rftcli.plan.plan import Plan
 from rftcli.plan.plan_loss import EntropyPlan, LossPlan
+from rftcli.protocols import Roles
 from rftcli.runtime.entropy_control import EntropyControl
+from rftcli.runtime.loop import engine_agrees
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages.beside import Beside
+from rftcli.stages.collect import Collected
 from rftcli.stages.correction import correct
+from rftcli.stages.credit import credit
 from rftcli.stages.learn import learn, one_update, policy_loss
 from rftcli.stages.selection import pick
 from rftcli.types import Experience, Update
@@ -288,3 +293,44 @@ def test_the_bonus_raises_entropy_and_follows_each_update(made: SimpleNamespace)
 def test_what_is_not_asked_for_is_absent(made: SimpleNamespace) -> None:
     found, _ = update(made, [answer(made, (1, 2))])
     assert not {"off_policy_fraction", "entropy_coefficient", "kl", "sampler_gap_mean"} & set(found.metrics)
+
+
+# through credit
+
+
+def credited(made: SimpleNamespace, *sets: str, logprobs: tuple[float, ...] | None) -> Any:
+    """Two groups of two answers of two tokens each, the table's log-probs -0.1 x id; the engine reports `logprobs`."""
+    plan = made.plan(*sets)
+    groups = made.groups({0: (1.0, 0.0), 1: (0.0, 1.0)}, logprobs=logprobs)
+    policy = made.Table(SoloWorld(), [-0.1 * index for index in range(12)])
+    collected = Collected(mini_batches=(tuple(groups),), rollout_seconds=0.0, score_seconds=0.0)
+    return credit(collected, Roles(policy=policy), plan, SoloWorld(), pad_id=0, device=made.cpu)
+
+
+def test_credit_settles_correction_and_entropies(made: SimpleNamespace) -> None:
+    """Old log-probs -.3, -.4 of ids 3, 4 against reported -.5, -.4: ratios exp(.2) and 1."""
+    found = credited(made, f"{CORRECTION}={{cap: 1.1}}", "algorithm.loss.top_entropy_share=0.5", logprobs=(-0.5, -0.4))
+    for item in found.mini_batches[0]:
+        assert item.correction.tolist() == pytest.approx([1.1, 1.0]) and item.entropies.tolist() == [0.25, 0.25]
+    assert found.metrics["correction"]["max"] == pytest.approx(math.exp(0.2)) and found.metrics["correction"]["missing"] == 0
+
+
+def test_rejected_answers_keep_their_place_in_the_baseline(made: SimpleNamespace) -> None:
+    found = credited(made, f"{CORRECTION}={{kind: reject, reject: {{band: [0.9, 1.05]}}}}", logprobs=(-0.5, -0.4))
+    assert not any(bool(item.mask.any()) for item in found.mini_batches[0])
+    assert sorted(found.advantages.values()) == pytest.approx([-0.707, -0.707, 0.707, 0.707], abs=1e-3)
+    assert found.metrics["correction"]["rejected_fraction"] == 1.0
+
+
+def test_the_samplers_log_probs_need_no_pass(made: SimpleNamespace) -> None:
+    found = credited(made, "algorithm.loss.old=sampler", "batch.epochs=2", logprobs=(-0.5, -0.4))
+    assert all(item.old_logprobs.tolist() == pytest.approx([-0.5, -0.4]) for item in found.mini_batches[0])
+    found = credited(made, "algorithm.loss.old=sampler", logprobs=None)
+    assert all(item.old_logprobs.isnan().all() for item in found.mini_batches[0]) and found.metrics["correction"] == {"missing": 8}
+
+
+def test_a_fake_engine_is_not_held_against_the_trainer(made: SimpleNamespace) -> None:
+    gap = {"sampler_logprob_gap": {"mean": 3.0, "max": 4.0}}
+    engine_agrees(gap, made.plan(f"{CORRECTION}={{}}", "rollout.engine=fake"))
+    with pytest.raises(RftError, match="differ from the trainer's by 3 nats"):
+        engine_agrees(gap, made.plan(f"{CORRECTION}={{}}"))
