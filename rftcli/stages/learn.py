@@ -66,18 +66,7 @@ def policy_loss(
         sums: dict[str, torch.Tensor] = {}
         policy = (weights * _counted(terms.loss, new, old, batch, plan, sums)).sum()
         total = policy
-        difference = log_ratio(new.detach(), old)
-        sums |= {
-            "policy_loss": policy.detach(),
-            "entropy": entropy.detach().sum(),
-            "kl_update": (torch.expm1(difference) - difference).sum(),  # KL(rollout policy || new): k3 with samples of the former, never below 0
-            "ratio": terms.ratio.sum(),
-            "ratio_squared": terms.ratio.square().sum(),
-            "ratio_max": terms.ratio.max() if terms.ratio.numel() else new.new_zeros(()),
-        }
-        for name, flags in (("clipped_low", terms.clipped_low), ("clipped_high", terms.clipped_high)):
-            if flags is not None:
-                sums[name] = flags.sum()
+        sums |= {"policy_loss": policy.detach(), "entropy": entropy.detach().sum(), **_of_the_ratio(terms, new, old)}
         if bonus:
             total = total - bonus * entropy.sum() / batch.denominators.tokens
         assert batch.reference_logprobs is not None or not coefficient, "a KL term without a reference"
@@ -96,6 +85,19 @@ def policy_loss(
         return total, sums
 
     return loss
+
+
+def _of_the_ratio(terms: LossTerms, new: torch.Tensor, old: torch.Tensor) -> dict[str, torch.Tensor]:
+    """How far the policy has moved, and where a bound held it."""
+    difference = log_ratio(new.detach(), old)
+    flags = {"clipped_low": terms.clipped_low, "clipped_high": terms.clipped_high}
+    return {
+        "kl_update": (torch.expm1(difference) - difference).sum(),  # KL(rollout policy || new): k3 with samples of the former, never below 0
+        "ratio": terms.ratio.sum(),
+        "ratio_squared": terms.ratio.square().sum(),
+        "ratio_max": terms.ratio.max() if terms.ratio.numel() else new.new_zeros(()),
+        **{name: found.sum() for name, found in flags.items() if found is not None},
+    }
 
 
 def _old(new: torch.Tensor, batch: Batch, plan: LossPlan) -> torch.Tensor:
