@@ -42,7 +42,8 @@ class Policy(Protocol):
     """A model that recomputes log-probabilities. Gradients on or off is the caller's choice."""
 
     def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probs (N,), entropy (N,) without gradient) of the trained tokens, float32, at the sampling temperature."""
+        """(log-probs (N,), entropy (N,)) of the trained tokens, float32, at the sampling temperature. The entropy has a gradient only where the plan
+        has an entropy bonus."""
 
     def values(self, batch: Batch) -> torch.Tensor:
         """(N,) the value before each trained token; only critics have one."""

@@ -151,6 +151,14 @@ class Experience:
     """(T,) as the engine reported them."""
     temperatures: torch.Tensor | None = None
     """(T,) that each token was sampled at; None: all at the rollout's."""
+    entropies: torch.Tensor | None = None
+    """(T,) of the pass before the updates, where something reads them."""
+    correction: torch.Tensor | None = None
+    """(T,) weight of the policy term for the difference between sampler and trainer; None: 1."""
+    kept: torch.Tensor | None = None
+    """(T,) bool: tokens whose policy term counts in this update; None: all."""
+    chosen: torch.Tensor | None = None
+    """(T,) bool: tokens that the loss treats apart in this update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +206,10 @@ class Batch:
     """(N,) that log-probs are taken at; None: one for all."""
     router_losses: torch.Tensor | None = None
     """(num_sequences,) how unevenly each sequence used the experts; set by a learner whose model measures it."""
+    correction: torch.Tensor | None = None
+    """(N,), as the next two, from the fields of `Experience` of the same names."""
+    kept: torch.Tensor | None = None
+    chosen: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

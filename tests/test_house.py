@@ -142,6 +142,7 @@ def test_tables_equal_schema() -> None:
     from rftcli.algo.schedules import SCHEDULES
     from rftcli.engines.table import SAMPLERS
     from rftcli.recipe import sections
+    from rftcli.recipe.sections.loss import LOSS_OPTIONS, NAMED_OPTIONS, ONE_TERM
     from rftcli.recipe.update_rules import OPTIMIZER_OPTIONS
     from rftcli.rewards import spec
     from rftcli.runtime.optimizers import OPTIMIZERS
@@ -149,6 +150,10 @@ def test_tables_equal_schema() -> None:
     assert literal(sections.Advantage, "kind") == set(ADVANTAGES)
     assert literal(sections.Loss, "kind") == set(LOSSES)
     assert literal(sections.Loss, "aggregate") == set(AGGREGATES)
+    assert {name: set(row.options) for name, row in LOSSES.items()} == {
+        name: set(NAMED_OPTIONS[name]) | set(LOSS_OPTIONS[name]) for name in LOSS_OPTIONS
+    }
+    assert {name for name, row in LOSSES.items() if row.unit == "sequence"} == set(ONE_TERM)
     assert literal(sections.Kl, "estimator") == set(KLS)
     assert literal(sections.Optimizer, "schedule") == set(SCHEDULES)
     assert literal(sections.Optimizer, "kind") == set(OPTIMIZERS) == set(OPTIMIZER_OPTIONS)

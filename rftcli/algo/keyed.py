@@ -26,9 +26,13 @@ def keyed_permutation(*key: int | str, n: int) -> list[int]:
     >>> sorted(keyed_permutation("rows", 0, n=4))
     [0, 1, 2, 3]
     """
+    return sorted(range(n), key=keyed_words(*key, n=n).__getitem__)
+
+
+def keyed_words(*key: int | str, n: int) -> tuple[int, ...]:
+    """n independent unsigned 64-bit words that depend on the key and n alone."""
     assert n >= 0, n
-    words = struct.unpack(f"<{n}Q", hashlib.shake_256(_encoded((*key, n))).digest(8 * n))
-    return sorted(range(n), key=words.__getitem__)
+    return struct.unpack(f"<{n}Q", hashlib.shake_256(_encoded((*key, n))).digest(8 * n))
 
 
 def _encoded(parts: tuple[int | str, ...]) -> bytes:

@@ -73,6 +73,23 @@ def absolute(logprobs: Tensor, reference: Tensor) -> Tensor:
     return log_ratio(logprobs, reference).abs()
 
 
+def loss_term(
+    kind: str, new: Tensor, reference: Tensor, old: Tensor, *, unbiased_gradient: bool = False, ratio_weighted: bool = False
+) -> Tensor:
+    """(N,) the estimator `kind` as it stands in the loss.
+
+    `unbiased_gradient`: the estimator's value with the gradient of k2, which is that of KL(policy || reference) on policy. `ratio_weighted`: rho k,
+    rho = exp(new - old) with its gradient, so that the term is right under samples of the old policy too (arXiv:2512.02556): the gradient is rho d
+    for k3, rho (1 + d) for k1.
+    """
+    assert not (unbiased_gradient and ratio_weighted), "one gradient or the other"
+    value = KLS[kind].function(new, reference)
+    if unbiased_gradient:
+        force = k2(new, reference)
+        return value.detach() + (force - force.detach())
+    return log_ratio(new, old.detach()).exp() * value if ratio_weighted else value
+
+
 def fixed_coefficient(coefficient: float, kl: float) -> float:
     """The coefficient, whatever the KL."""
     return coefficient

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
-def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probs (N,), entropy (N,) without gradient), float32 nats, of targets (N,) under softmax(logits (N, V) / temperature).
+def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float | Tensor, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+    """(log-probs (N,), entropy (N,)), float32 nats, of targets (N,) under softmax(logits (N, V) / temperature).
 
-    `temperature` is one for all, or (N,): each token's own.
+    `temperature` is one for all, or (N,): each token's own. The entropy has a gradient only if asked for: it costs one more copy of the scores in
+    the backward pass.
     """
     logits = logits.float()
     if isinstance(temperature, Tensor):
@@ -28,6 +29,9 @@ def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float | Tensor)
         logits = logits / temperature
     table = torch.log_softmax(logits, dim=-1)  # (N, V)
     logprobs = table.gather(-1, targets[:, None]).squeeze(-1)
+    if entropy_gradient:
+        surprise = -table.masked_fill(table.isneginf(), 0.0)  # a word without probability counts 0, in the gradient too
+        return logprobs, (table.exp() * surprise).sum(-1)
     # the entropy comes last, so that the recomputation in the backward pass stops before it; entr(0) = 0 where a word has no probability
     with torch.no_grad():
         entropy = torch.special.entr(table.exp()).sum(-1)
@@ -35,7 +39,14 @@ def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float | Tensor)
 
 
 def chunked_logprobs(
-    hidden: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor], *, temperature: float | Tensor, chunk: int, calls: int = 1
+    hidden: Tensor,
+    targets: Tensor,
+    head: Callable[[Tensor], Tensor],
+    *,
+    temperature: float | Tensor,
+    chunk: int,
+    calls: int = 1,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`plain_logprobs` of head(hidden (N, H)) -> (N, V), for `chunk` positions at a time.
 
@@ -47,7 +58,7 @@ def chunked_logprobs(
     assert hidden.shape[:1] == targets.shape, (hidden.shape, targets.shape)
 
     def scored(part: Tensor, part_targets: Tensor, part_temperature: float | Tensor) -> tuple[Tensor, Tensor]:
-        return plain_logprobs(head(part), part_targets, part_temperature)
+        return plain_logprobs(head(part), part_targets, part_temperature, entropy_gradient=entropy_gradient)
 
     calls = max(calls, -(-len(targets) // chunk))
     if calls == 1:

@@ -36,18 +36,21 @@ class CausalPolicy(nn.Module):
     by a mask that transformers derives from the positions when there is no cache, with sdpa and eager attention.
 
     `balance`: each forward pass with gradients leaves `router_losses` (num_sequences,) behind, for a model whose router chooses experts.
+    `entropy_gradient`: the entropy of a pass with gradients has one too.
     `compiled`: the backbone of this path goes through torch.compile, once for all shapes.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, head: Head = "chunked", gradient_checkpointing: bool = False, balance: bool = False, compiled: bool = False
-    ) -> None:
+        self, model: PreTrainedModel, *, head: Head = "chunked", gradient_checkpointing: bool = False, balance: bool = False,
+        compiled: bool = False, entropy_gradient: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.model = model
         # A method, not a module: an engine that samples from the same weights keeps the uncompiled one, and no parameter gets a second name.
         self._run_decoder = torch.compile(model.get_decoder().forward, dynamic=True) if compiled else None
         self.head: Head = head
         self.balances = balance
+        self.entropy_gradient = entropy_gradient
         self.router_losses: Tensor | None = None
         self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
         if gradient_checkpointing:
@@ -63,10 +66,10 @@ class CausalPolicy(nn.Module):
         temperature: float | Tensor,
         most_tokens: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """(log-probs (N,), entropy (N,) without gradient), float32 nats, of `target_ids` (N,) under the scores at `select` (N,), flat indices
-        into B*S, at the temperature, one for all or (N,). Without trained tokens (N = 0) the empty result still depends on every weight, so that
-        ranks that have none take part in every collective of the backward pass. `most_tokens`: the largest N of any rank in this pass, so that all
-        call a sharded head equally often."""
+        """(log-probs (N,), entropy (N,) without gradient unless `entropy_gradient`), float32 nats, of `target_ids` (N,) under the scores at
+        `select` (N,), flat indices into B*S, at the temperature, one for all or (N,). Without trained tokens (N = 0) the empty result still depends
+        on every weight, so that ranks that have none take part in every collective of the backward pass. `most_tokens`: the largest N of any rank in
+        this pass, so that all call a sharded head equally often."""
         nothing = select.numel() == 0
         if nothing:
             select, target_ids = select.new_zeros(1), target_ids.new_zeros(1)
@@ -82,7 +85,10 @@ class CausalPolicy(nn.Module):
             features, score = self._scores(inputs, select), nn.Identity()
         chunk = max(1, HEAD_BYTES // (4 * self.model.config.get_text_config().vocab_size))
         calls = max(1, -(-most_tokens // chunk))
-        logprobs, entropy = chunked_logprobs(features, target_ids, score, temperature=temperature, chunk=chunk, calls=calls)
+        with_gradient = self.entropy_gradient and torch.is_grad_enabled()
+        logprobs, entropy = chunked_logprobs(
+            features, target_ids, score, temperature=temperature, chunk=chunk, calls=calls, entropy_gradient=with_gradient
+        )
         return (logprobs[:0], entropy[:0]) if nothing else (logprobs, entropy)
 
     def logprobs(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ PANELS = {
     **dict.fromkeys(
         ("kl", "kl_update", "kl_coefficient", "entropy", "loss", "policy_loss", "value_loss", "ptx_loss", "router_loss", "value_mean", "grad_norm",
          "critic_grad_norm", "lr", "critic_lr", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "ratio_std", "ratio_max",
-         "policy_version", "updates_skipped"),
+         "policy_version", "updates_skipped", "entropy_coefficient", "off_policy_fraction", "correction"),
         "policy",
     ),
     **dict.fromkeys(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rftcli.plan.compile_algorithm import advantage_plan, loss_plan
+from rftcli.plan.compile_algorithm import advantage_plan, check_loss, loss_plan
 from rftcli.plan.compile_checkpoint import checkpoint_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_models import check_models, model_plan, reference_plans
@@ -69,6 +69,7 @@ def compile_plan(
     check_stage(recipe, policy, problems)
     check_update(recipe, world, policy, learner, problems)
     check_router(recipe, facts, problems)
+    check_loss(recipe, rollout, problems, notes)
     steps = steps_of(recipe, facts, problems)
     if problems:
         raise CompileError(problems)

@@ -72,7 +72,19 @@ def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, attention: str, p
 
 
 def needs_prepass(recipe: Recipe) -> str | None:
-    """Why the log-probs at rollout time have to be computed apart; None: those of the only update's own forward pass are the same numbers."""
+    """Why the log-probs at rollout time have to be computed apart; None: those of the only update's own forward pass are the same numbers, or the
+    sampler's stand in their place."""
+    loss = recipe.algorithm.loss
+    if loss.top_entropy_share < 1.0:
+        return "the share of tokens with the highest entropy is taken over a whole update before it"
+    if loss.old == "sampler":
+        return None
+    if loss.correction is not None:
+        return "the correction compares the sampler's log-probs with those at rollout time"
+    if loss.kind in ("clip_cov", "kl_cov"):
+        return f"`{loss.kind}` chooses tokens over a whole update before it"
+    if loss.old == "recompute":
+        return "the recipe asks for it"
     if recipe.batch.updates_per_step * recipe.batch.epochs > 1:
         return "several updates use one rollout"
     if recipe.algorithm.kl.coefficient and recipe.algorithm.kl.place == "reward":

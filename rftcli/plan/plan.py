@@ -13,6 +13,7 @@ from typing import Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
+from rftcli.plan.plan_loss import LossPlan
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
 from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
@@ -130,6 +131,11 @@ class RolloutPlan:
         own = tuple(f"by_label.{label}" for label, sampling in self.by_label.items() if sampling.filters)
         return (*(name for name, absent in off.items() if not absent), *(f"{self.engine}.options.{name}" for name in self.options), *own)
 
+    @property
+    def samples_the_model(self) -> bool:
+        """The sampled distribution is the trained one, so that log-probs of engine and trainer agree but for rounding."""
+        return not self.reshaped_by and self.engine != "fake"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPlan:
@@ -149,18 +155,6 @@ class AdvantagePlan:
     whiten: str = "with_signal"
     """with_signal (as the estimator's formula says), all or off"""
     clip: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossPlan:
-    kind: str
-    options: Mapping[str, Any]
-    aggregate: str
-    kl_coefficient: float
-    """At the start, of the KL term in the loss; 0 where it is in the reward."""
-    kl_estimator: str
-    router_coefficient: float = 0.0
-    """Of the balance of a mixture of experts; 0: it is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,9 +354,9 @@ class Plan:
         return self.rewards if self.eval.rewards is None else self.eval.rewards
 
     def probes(self, step: int) -> bool:
-        """Does the engine report its log-probs in `step`, to be compared with the trainer's? Only where it samples from the distribution that is
-        trained on: no filter, no forced length, a real engine."""
-        return not self.rollout.reshaped_by and self.rollout.engine != "fake" and step % PROBE_EVERY == 1
+        """Does the engine report its log-probs in `step`? Where the loss reads them always; else to be compared with the trainer's, where it samples
+        from the distribution that is trained on: no filter, no forced length, a real engine."""
+        return self.loss.reads_sampler or (self.rollout.samples_the_model and step % PROBE_EVERY == 1)
 
     def saves(self, step: int) -> bool:
         """Is there a checkpoint after `step` (1-based)? The last step always has one."""

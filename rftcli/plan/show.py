@@ -21,11 +21,11 @@ def plan_text(plan: Plan) -> str:
         *model_rows(plan),
         ("batch", plan.batch.equation),
         ("layout", plan.batch.layout + (f", {plan.batch.rollouts_per_update} rollouts an update" if plan.batch.rollouts_per_update > 1 else "")),
-        ("old log-probs", plan.batch.needs_prepass or "from the update's own forward pass: one update per rollout"),
+        ("old log-probs", _old_logprobs(plan)),
         ("rollout", f"{rollout.engine}, {_passes(rollout)}, {rollout.max_new_tokens} new tokens, temperature {rollout.temperature}"),
         *sampling_rows(plan),
         ("advantage", f"{plan.advantage.kind} {_options(plan.advantage.options)}"),
-        ("loss", f"{plan.loss.kind} {_options(plan.loss.options)}, {plan.loss.aggregate}"),
+        ("loss", " ".join(filter(None, (plan.loss.python or plan.loss.kind, _options(plan.loss.options)))) + f", {plan.loss.aggregate}"),
         ("KL", _kl(plan)),
         ("optimizer", f"{learner.kind}, lr {learner.lr} {learner.schedule}, warm-up {learner.warmup_updates} updates"),
         ("gradients", "not clipped" if learner.max_grad_norm is None else f"norm at most {learner.max_grad_norm:g}"),
@@ -33,6 +33,7 @@ def plan_text(plan: Plan) -> str:
         ("data", ", ".join(f"{spec.name} ({spec.path or spec.python})" for spec in plan.data.train)),
         ("evaluation", ", ".join(spec.name for spec in plan.data.eval) or "none"),
     ]
+    rows += _around_the_loss(plan)
     if plan.critic is not None:
         critic, own = plan.critic.model, plan.critic.learner
         text = f"{critic.given}, lr {own.lr} {own.schedule}, value clip {plan.critic.value_clip}"
@@ -47,6 +48,28 @@ def plan_text(plan: Plan) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
     return "\n".join([*lines, *(f"note: {text}" for text in plan.notes)])
+
+
+def _old_logprobs(plan: Plan) -> str:
+    if plan.loss.old == "sampler":
+        return "as the engine reports them"
+    return plan.batch.needs_prepass or "from the update's own forward pass: one update per rollout"
+
+
+def _around_the_loss(plan: Plan) -> list[tuple[str, str]]:
+    """What stands between a token's loss and the update, where it is switched on."""
+    loss, rows = plan.loss, []
+    found = loss.correction
+    if found is not None:
+        how = {"truncate": f"truncated at {found.cap:g}", "mask": f"masked by {found.gate}", "reject": "not weighed"}[found.kind]
+        rejects = "" if found.reject is None else f", answers rejected by {found.reject.by}"
+        rows.append(("sampler correction", f"{found.level} ratios {how}{rejects}"))
+    if loss.entropy_in_loss:
+        towards = "" if loss.entropy_controller is None else f", towards {loss.entropy_controller.target:g} nats a token"
+        rows.append(("entropy bonus", f"{loss.entropy_coefficient:g}{towards}"))
+    if loss.top_entropy_share < 1.0:
+        rows.append(("policy term", f"of the {loss.top_entropy_share:.0%} of tokens with the highest entropy"))
+    return rows
 
 
 def _passes(rollout: RolloutPlan) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rftcli.recipe.paths import KeyPath
+
+if TYPE_CHECKING:
+    from rftcli.recipe.sections import Recipe
 
 KnownRules = Mapping[str, Collection[str]]
 """Name of a reward rule -> names of its options."""
@@ -40,3 +43,12 @@ class Finding:
     """Further keys it rests on; with `at_key`, the only ones. Nothing is said about keys whose value another problem has made unknown."""
     at_key: bool = False
     """The caret goes under the key: something is missing in a section, or the key should not be there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`about`: patterns of the keys it concerns. `text`: the rule in one sentence."""
+
+    about: tuple[str, ...]
+    text: str
+    check: Callable[[Recipe, KnownRules | None], Iterator[Finding]]

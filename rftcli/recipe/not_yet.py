@@ -46,10 +46,6 @@ KEYS: dict[str, str] = {
     "reward_shaping.clip": "clip inside a `python` part",
     "reward_shaping.truncated": "truncated answers are kept and counted",
     "reward_shaping.missing_eos_penalty": "subtract the penalty in a `python` part",
-    "algorithm.loss.old": "old log-probs are recomputed when the plan needs them",
-    "algorithm.loss.correction": "sampler and trainer are the same model in the engine `hf`",
-    "algorithm.loss.entropy_coefficient": "there is no entropy term",
-    "algorithm.loss.top_entropy_share": "all tokens are trained",
 }
 """Pattern of a key -> what holds instead."""
 
@@ -65,9 +61,6 @@ VALUES: dict[str, dict[str, str]] = {
             ("reinforce_pp", "reinforce_pp_baseline", "remax", "opo", "gpg", "grpo_passk", "gdpo", "cpgd", "distill"), "use grpo, rloo or reinforce"
         ),
     },
-    "algorithm.loss.kind": dict.fromkeys(
-        ("rloo_sequence", "gspo", "gmpo", "cispo", "sapo", "cpg", "clip_cov", "kl_cov", "reinforce", "dro"), "use ppo_clip"
-    ),
     "profile.tool": dict.fromkeys(("nsys", "memory"), "use torch, or start the whole command under the tool: `nsys profile rft train ...`"),
 }
 """Pattern of a key -> value -> what to use instead."""

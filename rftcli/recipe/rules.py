@@ -9,8 +9,7 @@ not known because of another problem is dropped; name further keys it rests on i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from rftcli.recipe import (
     checkpoint_rules,
@@ -18,26 +17,18 @@ from rftcli.recipe import (
     data_rules,
     eval_rules,
     launch_rules,
+    loss_rules,
     model_rules,
     ppo_rules,
     rollout_rules,
     sampling_rules,
     update_rules,
 )
-from rftcli.recipe.finding import Finding, KnownRules
+from rftcli.recipe.finding import Finding, KnownRules, Rule
 from rftcli.recipe.sections import Recipe
 
 GROUP_ESTIMATORS = frozenset({"grpo", "rloo"})
 """Estimators that compare a completion with the others of its group."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """`about`: patterns of the keys it concerns. `text`: the rule in one sentence."""
-
-    about: tuple[str, ...]
-    text: str
-    check: Callable[[Recipe, KnownRules | None], Iterator[Finding]]
 
 
 def check(recipe: Recipe, known_rules: KnownRules | None = None) -> list[tuple[str, Finding]]:
@@ -75,11 +66,12 @@ def _greedy_training(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 
 def _k1_in_loss(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     kl = recipe.algorithm.kl
-    if kl.coefficient > 0 and kl.estimator == "k1" and kl.place == "loss":
+    if kl.coefficient > 0 and kl.estimator == "k1" and kl.place == "loss" and not (kl.unbiased_gradient or kl.ratio_weighted):
         yield Finding(
             path=("algorithm", "kl", "estimator"),
             message="`k1` in the loss has no effect on average",
             reason="its gradient is that of the log-prob alone, with mean 0: use k3 or k2",
+            hint="or give it a force with `unbiased_gradient` or `ratio_weighted`",
             reads=(("algorithm", "kl", "coefficient"), ("algorithm", "kl", "place")),
         )
 
@@ -324,6 +316,7 @@ RULES: dict[str, Rule] = {
     "kl-controller": Rule(
         about=("algorithm.kl.controller",), text="An adaptive KL coefficient needs a target and a start above 0.", check=ppo_rules.kl_controller
     ),
+    **loss_rules.RULES,
     "supervised-source": Rule(
         about=("train.supervised.data",),
         text="The supervised stream has exactly one of `path` and `python`, and options only with `python`.",

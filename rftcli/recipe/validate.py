@@ -142,7 +142,9 @@ def _smallest(kind: Kind) -> Any:
         return _required(kind.section)
     if kind.items is not None:
         return ()
-    return {} if kind.values is not None else "-"
+    if kind.values is not None:
+        return {}
+    return 1.0 if kind.number else "-"
 
 
 def _required(section: type[BaseModel]) -> dict[str, Any]:

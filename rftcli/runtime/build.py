@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
+from rftcli.algo.own_loss import own_loss as call_own_loss
 from rftcli.data.prompts import PromptBuilder
 from rftcli.data.rows import RowReader, read_rows
 from rftcli.data.source import PromptSource
@@ -36,10 +37,12 @@ from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_cr
 from rftcli.runtime.deadline import Boundary, TimeLimits
 from rftcli.runtime.early_stop import EarlyStop
 from rftcli.runtime.emit import Emitter
+from rftcli.runtime.entropy_control import EntropyControl
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
 from rftcli.runtime.memory import make_memory, remembered
 from rftcli.runtime.models import keep_mean, load_whole, make_policy, make_reference, make_tokenizer
+from rftcli.runtime.own_loss import load_loss
 from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.supervised import make_supervised
@@ -100,6 +103,8 @@ class Job:
     registry: dict[str, Stateful]
     trained: Trained
     kl: KlControl | None
+    entropy: EntropyControl | None
+    own_loss: Callable[..., Any] | None
     supervised: SupervisedStream | None
     info: dict[str, Any]
     limits: TimeLimits
@@ -165,6 +170,8 @@ class Job:
             critic=self.roles.critic,
             supervised=self.supervised,
             kl_coefficient=self.kl_coefficient,
+            entropy=self.entropy,
+            own_loss=self.own_loss,
             policy_learns=self.plan.trains_policy(step),
         )
 
@@ -251,6 +258,14 @@ def make_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
     return RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths)
 
 
+def bound_loss(plan: Plan, paths: list[Path]) -> Callable[..., Any] | None:
+    """The plan's own loss, ready to be called as those of the table; None without one."""
+    if plan.loss.python is None:
+        return None
+    own = load_loss(plan.loss.python, plan.loss.options, paths)
+    return partial(call_own_loss, function=own.function, asks=own.asks, own_options=plan.loss.options)
+
+
 def reward_sources(plan: Plan) -> tuple[Path, ...]:
     """Source files of the user's reward functions, so that a checkpoint can be evaluated without them."""
     found = []
@@ -288,6 +303,7 @@ def build(
     paths = search_paths(plan)
     scorer = make_scorer(plan, paths)
     eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths)
+    own_loss = bound_loss(plan, paths)
     tokenizer = make_tokenizer(plan.policy)
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
@@ -304,7 +320,9 @@ def build(
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     pad = pad_id(tokenizer)
     checkpointing, balance = plan.policy.gradient_checkpointing, plan.loss.router_coefficient > 0
-    policy = CausalPolicy(model, gradient_checkpointing=checkpointing, balance=balance, compiled=plan.learner.compile)
+    policy = CausalPolicy(
+        model, gradient_checkpointing=checkpointing, balance=balance, compiled=plan.learner.compile, entropy_gradient=plan.loss.entropy_in_loss
+    )
     rough = plan.policy.quantise is not None and plan.policy.quantise.bits == 8
     probe = agreement(policy, temperature=plan.rollout.temperature, tolerance=TOLERANCE_8_BITS if rough else None)
     prove(probe, plan, emit)
@@ -319,12 +337,14 @@ def build(
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     kl = None if plan.kl is None else KlControl(plan.kl)
+    entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)
-    taught = LessonState(on_policy=plan.batch.needs_prepass is None)
+    taught = LessonState(on_policy=plan.batch.needs_prepass is None and not plan.loss.reads_sampler)
     early_stop, latest = EarlyStop(plan=plan.early_stop, world=world, max_tokens=plan.max_tokens), Latest()
     registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": taught}
     kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
+    kept["entropy"] = None if plan.loss.entropy_controller is None else entropy
     registry |= {name: item for name, item in kept.items() if item is not None}
     registry |= {"early_stop": early_stop, "latest": latest}
     memory = make_memory(plan, source, paths)
@@ -339,6 +359,7 @@ def build(
         plan=plan, written=plan_from_json(attempt.plan.read_text(encoding="utf-8")), run=run, attempt=attempt, world=world, device=device,
         emit=emit, watch=watch,
         roles=Roles(policy=learner, reference=reference, critic=critic), trained=Trained(learner, critic), kl=kl, supervised=supervised,
+        entropy=entropy, own_loss=own_loss,
         sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,

@@ -95,7 +95,7 @@ def engine_agrees(metrics: Mapping[str, Any], plan: Plan) -> None:
     """Stop when engine and trainer are two different policies. Raises RftError on every rank alike."""
     rough = plan.policy.quantise is not None and plan.policy.quantise.bits == 8  # activations are rounded to scales that depend on other rows
     gap, allowed = metrics.get("sampler_logprob_gap"), SAMPLER_GAP["bfloat16" if rough else plan.policy.dtype]
-    if gap is not None and not gap["mean"] <= allowed:
+    if gap is not None and plan.rollout.samples_the_model and not gap["mean"] <= allowed:
         raise RftError(
             f"the engine's log-probs differ from the trainer's by {gap['mean']:.3g} nats a token on average (at most {allowed:g} is accepted)",
             hint="the engine samples from other weights or another distribution than the one that is trained; try models.policy.dtype: float32",

@@ -38,7 +38,7 @@ from rftcli.rewards.rules import RULES, needs_reference, require_package
 from rftcli.runtime import checks
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
-from rftcli.runtime.recipe_checks import form_problems, observer_problems, recipe_file, reward_problems
+from rftcli.runtime.recipe_checks import form_problems, loss_problems, observer_problems, recipe_file, reward_problems
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
@@ -99,7 +99,7 @@ def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> Loaded
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     path = recipe_path(given) if text is None else given
     loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text)
-    loaded.raise_problems([*reward_problems(loaded), *form_problems(loaded), *observer_problems(loaded)])
+    loaded.raise_problems([*reward_problems(loaded), *form_problems(loaded), *observer_problems(loaded), *loss_problems(loaded)])
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
             if part.kind == "rule":

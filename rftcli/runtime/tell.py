@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WEIGHTED = (
     "loss", "policy_loss", "value_loss", "ptx_loss", "router_loss", "entropy", "kl", "kl_update", "ratio_mean", "ratio_std",
-    "clip_low_fraction", "clip_high_fraction",
+    "clip_low_fraction", "clip_high_fraction", "off_policy_fraction", "entropy_coefficient",
 )  # fmt: skip
 """Metrics of several updates of a step, averaged with their trained tokens as weights."""
 

@@ -52,6 +52,9 @@ def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators:
         values=flat("values"),
         returns=flat("returns"),
         temperatures=flat("temperatures"),
+        correction=flat("correction"),
+        kept=flat("kept"),
+        chosen=flat("chosen"),
         denominators=denominators,
     )
 

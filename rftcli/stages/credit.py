@@ -21,6 +21,7 @@ from rftcli.plan.plan_sampling import one_temperature, temperatures
 from rftcli.protocols import Policy, Roles, World
 from rftcli.stages import batches
 from rftcli.stages.collect import Collected
+from rftcli.stages.correction import correct
 from rftcli.stages.token_credit import (
     KlPenalty,
     clip_tokens,
@@ -43,7 +44,7 @@ class Credited:
     mini_batches: tuple[tuple[Experience, ...], ...]
     advantages: dict[tuple[int, int], float]
     """(draw, sample) -> advantage, all ranks; where tokens have advantages of their own, their mean."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     """Of the step event: what only credit sees."""
     kl_applied: float | None = None
     """The KL that was taken from the rewards, as its level counts it; None where it is not in the reward."""
@@ -60,6 +61,7 @@ def credit(
     everything = [experience for mini_batch in mini_batches for experience in mini_batch]
     if plan.batch.needs_prepass is not None:
         _fill(everything, roles.policy, "old_logprobs", plan, world, pad_id=pad_id, device=device)
+    corrected = correct(everything, plan.loss, world)
     if roles.reference is not None:
         _fill(everything, roles.reference, "reference_logprobs", plan, world, pad_id=pad_id, device=device)
         roles.reference.sleep()
@@ -74,7 +76,7 @@ def credit(
         advantages = step_advantages(collected.groups, plan.advantage, world, penalty.by_completion)
         for experience in everything:
             experience.advantages = torch.full(experience.mask.shape, advantages.get(key_of(experience), 0.0), dtype=torch.float32)
-    metrics = value_metrics(everything, world)
+    metrics: dict[str, Any] = {**corrected, **value_metrics(everything, world)}
     if penalty.token_mean is not None:
         metrics["kl"] = penalty.token_mean
     by_token = whitened_over(plan.advantage) == "tokens"
@@ -155,8 +157,11 @@ def _fill(experiences: Sequence[Experience], policy: Policy, name: str, plan: Pl
     row = 0
     for batch in parts:
         with torch.no_grad():
-            logprobs, _ = policy.logprobs(batch, plan.rollout.temperature)
+            logprobs, entropies = policy.logprobs(batch, plan.rollout.temperature)
         members = experiences[row : row + batch.num_sequences]  # none left for a filler
         row += len(members)
         for experience, values in zip(members, align.unflatten(logprobs.cpu(), [e.mask for e in members]), strict=True):
             setattr(experience, name, values)
+        if name == "old_logprobs" and plan.loss.top_entropy_share < 1.0:
+            for experience, values in zip(members, align.unflatten(entropies.cpu(), [e.mask for e in members]), strict=True):
+                experience.entropies = values

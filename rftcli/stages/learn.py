@@ -5,38 +5,56 @@ Leaves out how gradients are reduced and applied (the learner's) and what an adv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
-from rftcli.algo.kl import KLS, log_ratio
-from rftcli.algo.losses import LOSSES
+from rftcli.algo.kl import KLS, log_ratio, loss_term
+from rftcli.algo.loss_terms import LossTerms, sequence_means
+from rftcli.algo.losses import CHOOSING, LOSSES
 from rftcli.algo.reduce import token_weights
 from rftcli.plan.plan import LossPlan, Plan
 from rftcli.protocols import Learner, LossFunction, World
 from rftcli.stages import batches
 from rftcli.stages.beside import ALONE, Beside
 from rftcli.stages.collect import Tick
+from rftcli.stages.selection import pick
 from rftcli.stages.supervised import TEMPERATURE, SupervisedStream, supervised_batches, supervised_loss
 from rftcli.stages.values import critic_update
 from rftcli.types import Batch, Denominators, Experience, Update
 
 SUMS = ("loss", "policy_loss", "entropy", "kl", "kl_update", "ratio", "ratio_squared", "clipped_low", "clipped_high", "sampler_gap",
-        "ptx_loss", "router_loss")  # fmt: skip
+        "sampler_known", "off_policy", "ptx_loss", "router_loss")  # fmt: skip
 """Summed over micro-batches and ranks, in this order. `loss` and `policy_loss` are shares already; the others are sums over trained tokens."""
 MAXIMA = ("ratio_max", "sampler_gap_max")
 
 
-def policy_loss(plan: LossPlan, max_new_tokens: int, kl_coefficient: float | None = None) -> LossFunction:
-    """The policy term plus the KL term, each aggregated with the update's global denominators. `kl_coefficient`: of the KL term in the loss; None:
-    the plan's. With a reference the KL is measured, wherever its term goes."""
-    term = LOSSES[plan.kind].function
+def policy_loss(
+    plan: LossPlan,
+    max_new_tokens: int,
+    kl_coefficient: float | None = None,
+    *,
+    entropy_coefficient: float | None = None,
+    own: Callable[..., LossTerms] | None = None,
+    moved: bool = False,
+) -> LossFunction:
+    """The policy term, the KL term and the entropy bonus, each with the update's global denominators.
+
+    `kl_coefficient`, `entropy_coefficient`: in force now; None: the plan's. With a reference the KL is measured, wherever its term goes. `own`: the
+    loss of the kind `python`. `moved`: the policy has been updated since the rollout, so its distance from the sampler is no fault of either.
+    """
+    row = LOSSES[plan.kind]
+    term = row.function if own is None else own
+    options = {} if own is not None else {name: value for name, value in plan.options.items() if name not in CHOOSING}
     kl_value = KLS[plan.kl_estimator].function
+    kl_options = {"unbiased_gradient": plan.kl_gradient == "unbiased", "ratio_weighted": plan.kl_gradient == "ratio_weighted"}
     coefficient = plan.kl_coefficient if kl_coefficient is None else kl_coefficient
+    bonus = plan.entropy_coefficient if entropy_coefficient is None else entropy_coefficient
 
     def loss(new: torch.Tensor, entropy: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        old = new.detach() if batch.old_logprobs is None else batch.old_logprobs
-        terms = term(new, old, batch.advantages, **plan.options)
+        old = _old(new, batch, plan)
+        terms = term(new, old, batch.advantages, **options, **{name: getattr(batch, name) for name in row.reads})
         weights = token_weights(
             plan.aggregate,
             batch.sequence,
@@ -45,37 +63,75 @@ def policy_loss(plan: LossPlan, max_new_tokens: int, kl_coefficient: float | Non
             sequences=batch.denominators.sequences,
             max_new_tokens=max_new_tokens,
         )
-        policy = (weights * terms.loss).sum()
+        sums: dict[str, torch.Tensor] = {}
+        policy = (weights * _counted(terms.loss, new, old, batch, plan, sums)).sum()
         total = policy
-        difference = log_ratio(new.detach(), old)
-        sums = {
-            "policy_loss": policy.detach(),
-            "entropy": entropy.sum(),
-            "kl_update": (torch.expm1(difference) - difference).sum(),  # KL(rollout policy || new): k3 with samples of the former, never below 0
-            "ratio": terms.ratio.sum(),
-            "ratio_squared": terms.ratio.square().sum(),
-            "ratio_max": terms.ratio.max() if terms.ratio.numel() else new.new_zeros(()),
-            "clipped_low": terms.clipped_low.sum(),
-            "clipped_high": terms.clipped_high.sum(),
-        }
+        sums |= {"policy_loss": policy.detach(), "entropy": entropy.detach().sum(), **_of_the_ratio(terms, new, old)}
+        if bonus:
+            total = total - bonus * entropy.sum() / batch.denominators.tokens
         assert batch.reference_logprobs is not None or not coefficient, "a KL term without a reference"
         if batch.reference_logprobs is not None:
             sums["kl"] = kl_value(old, batch.reference_logprobs).sum()
             if coefficient:
-                total = total + coefficient * (weights * kl_value(new, batch.reference_logprobs)).sum()
+                total = total + coefficient * (weights * loss_term(plan.kl_estimator, new, batch.reference_logprobs, old, **kl_options)).sum()
         if batch.router_losses is not None:
             share = torch.bincount(batch.sequence, minlength=batch.num_sequences) / batch.denominators.tokens
             balance = (share * batch.router_losses).sum()
             total = total + plan.router_coefficient * balance
             sums["router_loss"] = balance.detach()
-        if batch.sampler_logprobs is not None:
-            gap = (old - batch.sampler_logprobs).abs()
-            sums["sampler_gap"] = gap.sum()
-            sums["sampler_gap_max"] = gap.max() if gap.numel() else new.new_zeros(())
+        if batch.sampler_logprobs is not None and not (moved and plan.old == "sampler"):
+            sums |= _sampler_gap(new if plan.old == "sampler" else old, batch.sampler_logprobs)
         sums["loss"] = total.detach()
         return total, sums
 
     return loss
+
+
+def _of_the_ratio(terms: LossTerms, new: torch.Tensor, old: torch.Tensor) -> dict[str, torch.Tensor]:
+    """How far the policy has moved, and where a bound held it."""
+    difference = log_ratio(new.detach(), old)
+    flags = {"clipped_low": terms.clipped_low, "clipped_high": terms.clipped_high}
+    return {
+        "kl_update": (torch.expm1(difference) - difference).sum(),  # KL(rollout policy || new): k3 with samples of the former, never below 0
+        "ratio": terms.ratio.sum(),
+        "ratio_squared": terms.ratio.square().sum(),
+        "ratio_max": terms.ratio.max() if terms.ratio.numel() else new.new_zeros(()),
+        **{name: found.sum() for name, found in flags.items() if found is not None},
+    }
+
+
+def _old(new: torch.Tensor, batch: Batch, plan: LossPlan) -> torch.Tensor:
+    """(N,) what the ratio starts from. What a sampler did not report is replaced by the current policy: a ratio of 1."""
+    if batch.old_logprobs is None:
+        return new.detach()
+    if plan.old == "sampler":
+        return torch.where(batch.old_logprobs.isnan(), new.detach(), batch.old_logprobs)
+    return batch.old_logprobs
+
+
+def _counted(
+    loss: torch.Tensor, new: torch.Tensor, old: torch.Tensor, batch: Batch, plan: LossPlan, sums: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """(N,) the policy term with its weights: of the correction, and 0 where a mask takes it out. Denominators stay as they are."""
+    if batch.correction is not None:
+        loss = torch.where(batch.correction == 0, 0.0, batch.correction * loss)
+    if batch.kept is not None:
+        loss = torch.where(batch.kept, loss, 0.0)
+    if plan.off_policy_mask is not None:
+        sampler = batch.sampler_logprobs
+        start = old if sampler is None or not plan.reads_sampler else torch.where(torch.isfinite(sampler), sampler, old)
+        drift = sequence_means(start - new.detach(), batch.sequence, batch.num_sequences)
+        off = (drift > plan.off_policy_mask)[batch.sequence] & (batch.advantages < 0)
+        loss = torch.where(off, 0.0, loss)
+        sums["off_policy"] = off.sum()
+    return loss
+
+
+def _sampler_gap(trainer: torch.Tensor, sampler: torch.Tensor) -> dict[str, torch.Tensor]:
+    """How far the engine's log-probs are from the trainer's, where it reported any."""
+    known = torch.isfinite(sampler)
+    gap = (trainer.detach() - sampler).abs()[known]
+    return {"sampler_gap": gap.sum(), "sampler_known": known.sum(), "sampler_gap_max": gap.max() if gap.numel() else sampler.new_zeros(())}
 
 
 def learn(
@@ -91,20 +147,31 @@ def learn(
 ) -> list[Update]:
     """Every update of one step, in order; with a critic, its update after the policy's."""
     coefficient = beside.kl_coefficient if plan.loss.kl_coefficient else None  # in the reward it has been counted already
-    loss = policy_loss(plan.loss, plan.rollout.max_new_tokens, coefficient)
-    updates = []
+    updates: list[Update] = []
     total = plan.batch.optimizer_updates_per_step
     done = 0
     for _ in range(plan.batch.epochs):
         for experiences in mini_batches:
             if beside.policy_learns:
+                bonus = None if beside.entropy is None else beside.entropy.coefficient
+                loss = policy_loss(
+                    plan.loss, plan.rollout.max_new_tokens, coefficient, entropy_coefficient=bonus, own=beside.own_loss, moved=bool(updates)
+                )
                 stream = beside.supervised
-                updates.append(one_update(experiences, learner, loss, plan, world, pad_id=pad_id, device=device, supervised=stream))
+                update = one_update(experiences, learner, loss, plan, world, pad_id=pad_id, device=device, supervised=stream)
+                updates.append(update if bonus is None or not update.tokens else with_bonus(update, bonus))
+                if beside.entropy is not None and update.applied:
+                    beside.entropy.after(update.metrics["entropy"])
             if beside.critic is not None:
                 updates.append(critic_update(experiences, beside.critic, plan, world, pad_id=pad_id, device=device))
             done += 1
             tick("learn", done, total)
     return updates
+
+
+def with_bonus(update: Update, coefficient: float) -> Update:
+    """The update with the coefficient of the entropy bonus that it was made with."""
+    return replace(update, metrics={**update.metrics, "entropy_coefficient": coefficient})
 
 
 def one_update(
@@ -125,6 +192,7 @@ def one_update(
     if tokens == 0:
         return Update(applied=False, policy_version=learner.version, lr=learner.lr, grad_norm=None, metrics={}, tokens=0)
     denominators = Denominators(tokens=tokens, sequences=sequences)
+    pick(experiences, plan, world, tokens=tokens, update=learner.version)
     experiences = batches.by_length(experiences, plan.batch)
     parts = batches.micro_batches(experiences, plan.batch, denominators, world, pad_id=pad_id, device=device)
     known = [] if supervised is None else supervised_batches(supervised, plan, world, pad_id=pad_id, device=device)
@@ -158,11 +226,15 @@ def one_update(
 def _metrics(totals: Mapping[str, float], peaks: Mapping[str, float], seen: set[str], tokens: int) -> dict[str, float]:
     """Token means under the names of the step event. What no micro-batch measured is absent."""
     names = {"entropy": "entropy", "kl": "kl", "kl_update": "kl_update", "ratio": "ratio_mean", "clipped_low": "clip_low_fraction"}
-    names |= {"clipped_high": "clip_high_fraction", "sampler_gap": "sampler_gap_mean"}
+    names |= {"clipped_high": "clip_high_fraction", "off_policy": "off_policy_fraction"}
     metrics = {name: totals[name] for name in ("loss", "policy_loss")}
     metrics |= {name: totals[name] for name in ("ptx_loss", "router_loss") if name in seen}
     metrics |= {public: totals[name] / tokens for name, public in names.items() if name in seen}
     metrics |= {name: peaks[name] for name in MAXIMA if name in seen}
+    if totals["sampler_known"]:
+        metrics["sampler_gap_mean"] = totals["sampler_gap"] / totals["sampler_known"]
+    else:
+        metrics.pop("sampler_gap_max", None)
     if "ratio" in seen:
         mean = totals["ratio"] / tokens
         variance = totals["ratio_squared"] / tokens - mean * mean

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftcli.algo.kl import LOG_RATIO_BOUND
-from rftcli.algo.losses import LOSSES, LossTerms, ppo_clip
+from rftcli.algo.losses import LossTerms, ppo_clip
 
 
 def ppo(differences: list[float], advantages: list[float], *, dual_clip: float | None = None) -> tuple[LossTerms, list[float]]:
@@ -106,7 +106,3 @@ def test_impossible_bounds(options: dict) -> None:
         ppo_clip(torch.zeros(1), torch.zeros(1), torch.zeros(1), **options)
     with pytest.raises(AssertionError):
         ppo_clip(torch.zeros(1), torch.zeros(1), torch.zeros(1), clip_low=0.2, clip_high=0.2, dual_clip=1.0)
-
-
-def test_units() -> None:
-    assert {name: row.unit for name, row in LOSSES.items()} == {"ppo_clip": "token"}

@@ -98,9 +98,9 @@ def share(world: Any, everything: list[Any], uneven: bool) -> list[Any]:
 
 def gradient(
     world: Any, *, layout: str, zero: int, micro: int = 1, aggregate: str = "token_mean", uneven: bool = False, chunk_tokens: int = 0,
-    tokens: int | None = None, **how: Any,
+    tokens: int | None = None, entropy: float = 0.0, **how: Any,
 ) -> Any:  # fmt: skip
-    """The reduced gradient of one update, whole, and the weights after it."""
+    """The reduced gradient of one update, whole, and the weights after it. `entropy`: coefficient of the entropy bonus."""
     from deepspeed.utils import safe_get_full_grad
 
     import rftcli.models.policy as policy_module
@@ -108,6 +108,7 @@ def gradient(
 
     policy_module.HEAD_BYTES = chunk_tokens * 97 * 4 if chunk_tokens else 2**28
     learner = learner_of(world, zero=zero, **how)
+    learner.module.entropy_gradient = entropy > 0
     plan = plan_of(layout, micro, aggregate, kl=0.1, tokens=tokens)
     found: dict[str, torch.Tensor] = {}
     step = learner.step
@@ -118,7 +119,8 @@ def gradient(
         return step()
 
     learner.step = look_then_step
-    update = one_update(share(world, experiences(), uneven), learner, policy_loss(plan.loss, 20), plan, world, pad_id=0, device=torch.device("cpu"))
+    loss = policy_loss(plan.loss, 20, entropy_coefficient=entropy)
+    update = one_update(share(world, experiences(), uneven), learner, loss, plan, world, pad_id=0, device=torch.device("cpu"))
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
     return {"gradient": found, "weights": weights, "metrics": dict(update.metrics), "norm": update.grad_norm, "tokens": update.tokens}
 

@@ -131,6 +131,13 @@ def test_schedules_count_updates(compiled: Compiled) -> None:
         (("batch.updates_per_step=2",), "several updates use one rollout"),
         (("batch.epochs=2",), "several updates use one rollout"),
         (("models.policy.dropout=0.1",), "dropout changes the log-probs of the update's own forward pass"),
+        (("algorithm.loss.correction={}",), "the correction compares the sampler's log-probs with those at rollout time"),
+        (("algorithm.loss.kind=kl_cov",), "`kl_cov` chooses tokens over a whole update before it"),
+        (("algorithm.loss.old=recompute",), "the recipe asks for it"),
+        (("algorithm.loss.old=current",), None),
+        (("algorithm.loss.old=sampler", "batch.epochs=2"), None),
+        (("algorithm.loss={old: sampler, top_entropy_share: 0.2}",),
+         "the share of tokens with the highest entropy is taken over a whole update before it"),
     ],
 )
 def test_old_log_probs_are_computed_apart_only_with_a_reason(compiled: Compiled, sets: tuple[str, ...], reason: str | None) -> None:
@@ -315,6 +322,15 @@ OTHER: dict[str, str] = {
     "rewards.LABEL.parts[].text": "keep_special",
     "reward_shaping.max_error_rate": "0.5",
     "algorithm.advantage.kind": "rloo", "algorithm.advantage.normalise_std": "false", "algorithm.advantage.std": "batch",
+    "algorithm.loss.kind": "dro", "algorithm.loss.python": "'m:g'", "algorithm.loss.options": "{importance_weight: true}",
+    "algorithm.loss.old": "recompute", "algorithm.loss.off_policy_mask": "0.1", "algorithm.loss.entropy_coefficient": "0.01",
+    "algorithm.loss.top_entropy_share": "0.2", "algorithm.loss.entropy_controller.target": "0.4", "algorithm.loss.entropy_controller.delta": "0.1",
+    "algorithm.loss.entropy_controller.min": "0.01", "algorithm.loss.entropy_controller.max": "0.5",
+    "algorithm.loss.correction.kind": "mask", "algorithm.loss.correction.level": "sequence", "algorithm.loss.correction.cap": "3",
+    "algorithm.loss.correction.band": "[0.1, 3]", "algorithm.loss.correction.gate": "kl", "algorithm.loss.correction.bound": "0.2",
+    "algorithm.loss.correction.batch_normalise": "true", "algorithm.loss.correction.reject.by": "k3",
+    "algorithm.loss.correction.reject.band": "[0.9, 1.1]", "algorithm.loss.correction.reject.bound": "0.3",
+    "algorithm.kl.unbiased_gradient": "true", "algorithm.kl.ratio_weighted": "true",
     "algorithm.loss.clip_low": "0.1", "algorithm.loss.clip_high": "0.3", "algorithm.loss.dual_clip": "3",
     "algorithm.advantage.whiten": "all", "algorithm.advantage.clip": "5", "algorithm.advantage.gamma": "0.9", "algorithm.advantage.lam": "0.9",
     "algorithm.kl.place": "reward", "algorithm.kl.level": "mean", "algorithm.kl.controller.kind": "fixed",
@@ -385,6 +401,18 @@ SETUP: dict[str, tuple[str, ...]] = {
     "algorithm.advantage.gamma": ("algorithm.advantage.kind=reinforce",),
     "algorithm.advantage.lam": PPO,
     "algorithm.kl.level": ("algorithm.kl.place=reward",),
+    "algorithm.loss.options": ("algorithm.loss.kind=reinforce",),
+    "algorithm.loss.python": ("algorithm.loss={kind: python, python: 'm:f'}",),
+    "algorithm.loss.off_policy_mask": ("batch.epochs=2",),
+    **{f"algorithm.loss.entropy_controller.{key}": ("algorithm.loss={entropy_coefficient: 0.1, entropy_controller: {target: 1}}",)
+       for key in ("target", "delta", "min", "max")},
+    **{f"algorithm.loss.correction.{key}": ("algorithm.loss.correction={}",) for key in ("kind", "level", "cap", "batch_normalise")},
+    "algorithm.loss.correction.band": ("algorithm.loss.correction={kind: mask}",),
+    "algorithm.loss.correction.gate": ("algorithm.loss.correction={kind: mask, gate: tv, bound: 0.1}",),
+    "algorithm.loss.correction.bound": ("algorithm.loss.correction={kind: mask, gate: tv, bound: 0.1}",),
+    "algorithm.loss.correction.reject.by": ("algorithm.loss.correction.reject={by: k2, bound: 1}",),
+    "algorithm.loss.correction.reject.band": ("algorithm.loss.correction.reject={band: [0.5, 2]}",),
+    "algorithm.loss.correction.reject.bound": ("algorithm.loss.correction.reject={by: k2, bound: 1}",),
     "algorithm.kl.controller.kind": ("algorithm.kl.controller={kind: adaptive, target: 1}",),
     "algorithm.kl.controller.target": ("algorithm.kl.controller={kind: adaptive, target: 1}",),
     "algorithm.kl.controller.horizon": ("algorithm.kl.controller={kind: adaptive, target: 1}",),
@@ -415,7 +443,7 @@ INSTEAD_OF: dict[str, str] = {
     "algorithm.kl.controller.kind": "algorithm.kl.controller.target=null",
 }
 """What the key takes the place of."""
-ONE_VALUE = {"rewards.LABEL.combine", "algorithm.loss.kind", "models.critic.optimizer.kind", "profile.tool"}
+ONE_VALUE = {"rewards.LABEL.combine", "models.critic.optimizer.kind", "profile.tool"}
 """Keys with a single value so far, or on a CPU."""
 MERGED = {"extends"}
 for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`

@@ -199,16 +199,28 @@ algorithm:
     gamma: 0.99
     lam: 0.95
   loss:
-    kind: ppo_clip
+    kind: clip_cov
     clip_low: 0.1
     clip_high: 0.3
     dual_clip: 3.0
     aggregate: fixed_length
+    options: {share: 0.001}
+    old: recompute
+    off_policy_mask: 0.1
+    entropy_coefficient: 0.01
+    entropy_controller:
+      target: 0.3
+      delta: 0.001
+      min: 0.001
+      max: 0.1
+    top_entropy_share: 0.2
   kl:
     coefficient: 0.001
     estimator: k2
     place: reward
     level: mean
+    unbiased_gradient: false
+    ratio_weighted: false
     controller:
       kind: adaptive
       target: 0.05

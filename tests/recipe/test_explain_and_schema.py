@@ -177,7 +177,8 @@ def test_needed_keys_may_come_from_a_parent() -> None:
     assert needed["properties"]["eval"] == {"properties": {"rewards": needed["properties"]["rewards"]}}
     assert needed["properties"]["train"] == {"properties": {"early_stop": {"required": ["metric"]}, "supervised": {"required": ["data"]}}}
     assert needed["properties"]["checkpoint"] == {"properties": {"keep_best": {"required": ["metric"]}}}
-    assert set(needed["properties"]) == {"models", "data", "rewards", "train", "eval", "checkpoint"}
+    assert needed["properties"]["algorithm"] == {"properties": {"loss": {"properties": {"entropy_controller": {"required": ["target"]}}}}}
+    assert set(needed["properties"]) == {"models", "data", "rewards", "train", "eval", "checkpoint", "algorithm"}
 
 
 def test_the_schema_may_list_reward_rules() -> None:

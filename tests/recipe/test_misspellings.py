@@ -61,6 +61,10 @@ EXCLUDED_BY_OTHERS = {
     ("rollout", "structured"),
     ("rollout", "structured", "regex"),
     ("rollout", "structured", "json_schema"),
+    ("algorithm", "loss", "python"),
+    ("algorithm", "loss", "correction"),
+    *(("algorithm", "loss", "correction", key) for key in ("kind", "level", "cap", "band", "gate", "bound", "batch_normalise", "reject")),
+    *(("algorithm", "loss", "correction", "reject", key) for key in ("by", "band", "bound")),
 }
 """Keys that do not go together with what stands in the full recipe."""
 

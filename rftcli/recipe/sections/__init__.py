@@ -10,11 +10,12 @@ Annotations are read at run time, so they are not postponed. One file a group of
 
 from pydantic import Field
 
-from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, KlController, Loss
+from rftcli.recipe.sections.algorithm import Advantage, Algorithm, Kl, KlController
 from rftcli.recipe.sections.base import Name, PathText, Section, Text
 from rftcli.recipe.sections.critic import CriticModel, CriticOptimizer
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, SetSampling, TrainSource
 from rftcli.recipe.sections.launch import Launch, Profile
+from rftcli.recipe.sections.loss import Correction, EntropyController, Loss, Reject
 from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, Quantise, ReferenceModel, Refresh
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
@@ -61,6 +62,7 @@ __all__ = [
     "Chat",
     "Checkpoint",
     "Columns",
+    "Correction",
     "CriticModel",
     "CriticOptimizer",
     "Curriculum",
@@ -70,6 +72,7 @@ __all__ = [
     "Dynamic",
     "EarlyStop",
     "Ema",
+    "EntropyController",
     "Eval",
     "EvalSource",
     "HfEngine",
@@ -95,6 +98,7 @@ __all__ = [
     "ReferenceModel",
     "Refresh",
     "Replay",
+    "Reject",
     "Reward",
     "RewardPart",
     "RewardShaping",

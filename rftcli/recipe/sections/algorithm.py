@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Section
+from rftcli.recipe.sections.loss import Loss
 
 
 class Advantage(Section):
@@ -21,20 +22,6 @@ class Advantage(Section):
     clip: Annotated[float, Field(gt=0)] | None = Field(None, description="Largest size of an advantage, after whitening; null is off.")
     gamma: float = Field(1.0, gt=0, le=1, description="gae and reinforce: what a reward is multiplied with for each token before it.")
     lam: float = Field(1.0, ge=0, le=1, description="gae: how far the estimate looks past the critic; 1 trusts rewards alone, 0 the next value.")
-
-
-class Loss(Section):
-    """The policy loss."""
-
-    kind: Literal["ppo_clip"] = Field("ppo_clip", description="Policy loss per token.")
-    clip_low: float = Field(0.2, gt=0, le=1, description="How far the ratio may fall below 1 before its gradient is cut.")
-    clip_high: float = Field(0.2, gt=0, description="How far the ratio may rise above 1 before its gradient is cut.")
-    dual_clip: Annotated[float, Field(gt=1)] | None = Field(
-        None, description="Upper bound of the loss per unit of negative advantage, usually 3; null is off."
-    )
-    aggregate: Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"] = Field(
-        "token_mean", description="What the token losses of one optimizer update are divided by, over all ranks and micro-batches."
-    )
 
 
 class KlController(Section):
@@ -55,6 +42,12 @@ class Kl(Section):
         "auto",
         description="In the reward: taken from the reward of each token, or its sum or mean over the answer from the reward of the answer; auto: "
         "token for gae and reinforce, else sequence.",
+    )
+    unbiased_gradient: bool = Field(
+        False, description="In the loss: the estimator's value with the gradient of k2, which is that of KL(policy || reference) on policy."
+    )
+    ratio_weighted: bool = Field(
+        False, description="In the loss: the estimator times the ratio of new to old policy, with the gradient of both; right off policy too."
     )
     controller: KlController = Field(default_factory=KlController, description="How the coefficient changes from step to step.")
 

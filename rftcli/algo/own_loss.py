@@ -1,0 +1,44 @@
+"""A policy loss of the user's own: a function of tensors, checked where it is called.
+
+What it leaves out: importing it (the runtime does), and aggregation, which is the recipe's as for any other loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rftcli.algo.kl import log_ratio
+from rftcli.algo.loss_terms import LossTerms
+from rftcli.errors import RftError
+
+
+def own_loss(
+    new: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    *,
+    sequence: Tensor,
+    num_sequences: int,
+    function: Callable[..., Any],
+    asks: tuple[str, ...] = (),
+    own_options: Mapping[str, Any] | None = None,
+) -> LossTerms:
+    """`function(new, old, advantages, **own_options)` -> (N,) loss of each trained token, or LossTerms. `asks`: which of sequence and num_sequences
+    it takes by name.
+
+    RftError when what comes back is no loss per token.
+    """
+    known = {"sequence": sequence, "num_sequences": num_sequences}
+    found = function(new, old.detach(), advantages.detach(), **{name: known[name] for name in asks}, **(own_options or {}))
+    terms = found if isinstance(found, LossTerms) else LossTerms(loss=found, ratio=log_ratio(new.detach(), old.detach()).exp())
+    if not isinstance(terms.loss, torch.Tensor) or terms.loss.shape != new.shape:
+        shape = tuple(terms.loss.shape) if isinstance(terms.loss, torch.Tensor) else type(terms.loss).__name__
+        raise RftError(
+            f"the loss of algorithm.loss.python returned {shape} for {new.numel()} trained tokens",
+            hint="it returns one value a token, before any mean: the recipe's aggregate adds them up over the whole update",
+        )
+    return terms
