@@ -5,6 +5,7 @@ Each command is one file with one typer app; this file imports none of them unti
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -33,11 +34,28 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `rft` script; always leaves through SystemExit. A reader that has gone (`| head`) is no failure."""
     code = EXIT_OK
     try:
+        open_streams()
         code = answer(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written vanishes, also what Python writes when it ends
+    except KeyboardInterrupt:  # before a command was found that knows what to do about it
+        print("interrupted", file=sys.stderr)
+        code = EXIT_INTERRUPTED
     raise SystemExit(code)
+
+
+def open_streams() -> None:
+    """Standard streams that any text can be written to. Closed ones (`>&-`) lead nowhere, before a file of ours gets their numbers; a terminal that
+    lacks a character shows its escape; data in a file or pipe is UTF-8, whatever the locale says, because it is YAML and JSON."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace") if sys.stdout.isatty() else sys.stdout.reconfigure(encoding="utf-8")
 
 
 def answer(given: list[str]) -> int:
@@ -80,9 +98,9 @@ def run(name: str, arguments: list[str]) -> int:
             raise leave.__context__ from None
         raise
     except OSError as error:
-        from rftcli.cli.talk import show_full_disk
+        from rftcli.cli.talk import show_full_disk, show_unusable
 
-        if not show_full_disk(error):
+        if not show_full_disk(error) and not show_unusable(error):
             raise
         return EXIT_FAILED
     return code if isinstance(code, int) else EXIT_OK

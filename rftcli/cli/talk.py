@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +19,8 @@ RecipeArgument = Annotated[Path, typer.Argument(help="A recipe (YAML), or the na
 Sets = Annotated[list[str], typer.Option("--set", help="Override a key: dotted.path=value, the value in YAML. Repeatable.", metavar="KEY=VALUE")]
 Json = Annotated[bool, typer.Option("--json", help="Data as JSON on stdout, talk on stderr.")]
 Ranks = Annotated[int | None, typer.Option("--ranks", help="Processes on the CPU (GPUs are left alone).", min=1)]
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+"""What the file system says about a path that a person gave or took away; anything else is looked at with its traceback."""
 Gpus = Annotated[int | None, typer.Option("--gpus", help="GPUs to use; default: all.", min=1)]
 
 
@@ -43,6 +47,22 @@ def show_error(error: RftError) -> None:
     say(f"error: {error.message}")
     if error.hint is not None:
         say(f"hint: {error.hint}")
+
+
+def show_unusable(error: OSError) -> bool:
+    """Say which path cannot be used as it has to be, and why; False: the error is about something else."""
+    if error.errno not in UNUSABLE:
+        return False
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        say("error: the current directory does not exist any more")
+        say("hint: `cd` into one that does")
+        return True
+    if error.filename is None:
+        return False
+    say(f"error: {os.fsdecode(error.filename)}: {error.strerror}")
+    return True
 
 
 def show_full_disk(error: OSError) -> bool:

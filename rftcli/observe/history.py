@@ -222,7 +222,8 @@ def _outcome(history: History) -> list[tuple[str, str]]:
         count = max(min(SUMMARY_STEPS, len(reward) // 2), 1)
         before, after = reward.mean_of_first(count), reward.mean_of_last(count)
         if before is not None and after is not None:
-            rows.append(("reward", f"{short(before)} -> {short(after)}  (mean of the first and the last {count} of {len(reward)} steps)"))
+            means = f"{short(before)} -> {short(after)}  (mean of the first and the last {count} of {len(reward)} steps)"
+            rows.append(("reward", means if len(reward) > 1 else f"{short(after)}  (one step)"))
     for name, metric in history.held_out().items():
         curve = history.held_out_curve(name, metric)
         text = interval(*curve[-1][1:])
@@ -266,7 +267,8 @@ def _next_commands(history: History, run_dir: Path) -> list[str]:
         return []
     where = shlex.quote(str(run_dir))
     finished = history.ended is not None and history.ended.status == "done"
-    commands = [f"rft eval {where}"] if (run_dir / "final").is_dir() or history.checkpoints else []
+    weights = (run_dir / "final").is_dir() or bool(history.checkpoints)
+    commands = [f"rft eval {where}"] if weights and history.evals else [f"rft samples {where}"] if weights else []
     if history.checkpoints and not finished:
         commands.insert(0, f"rft resume {where}")
     return ["next:", *(f"  {command}" for command in commands)] if commands else []

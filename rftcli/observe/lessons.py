@@ -151,6 +151,19 @@ def _no_gradient(flat: Mapping[str, float], state: LessonState) -> bool:
     return flat.get("grad_norm") == 0.0 and not failing
 
 
+def _unscored(flat: Mapping[str, float]) -> bool:
+    """Was no completion of the step scored? Then there is no mean, and nothing to train on."""
+    return "reward_mean" not in flat and flat.get("reward_errors", 0.0) > 0
+
+
+def _skipped(flat: Mapping[str, float], state: LessonState) -> bool:
+    return flat.get("updates_skipped", 0.0) > 0 and not _unscored(flat)
+
+
+def _nothing_scored(flat: Mapping[str, float], state: LessonState) -> bool:
+    return _unscored(flat)
+
+
 def _errors_grow(flat: Mapping[str, float], state: LessonState) -> bool:
     return len(state.errors) == ERROR_STEPS and min(state.errors) > 0 and state.errors[-1] > state.errors[0]
 
@@ -232,6 +245,12 @@ LESSONS: tuple[Lesson, ...] = (
         "above `reward_shaping.max_error_rate`. The errors stand in `samples/`; look at `rewards` and its `on_error`.",
     ),
     Lesson(
+        code="nothing_scored",
+        holds=_nothing_scored,
+        text="No completion of this step could be scored ({reward_errors:.0f} reward errors): nothing was learned from it. The errors stand in "
+        "`samples/`; look at `rewards`.",
+    ),
+    Lesson(
         code="ratio_off",
         holds=_ratio_off,
         text="The mean ratio of new to old probability is {ratio_mean:.4f} in an update that starts at the sampled policy, where it has to be "
@@ -261,7 +280,7 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         code="updates_skipped",
-        holds=_above("updates_skipped", 0.0),
+        holds=_skipped,
         text="{updates_skipped:.0f} update of this step was skipped, because a gradient was not finite or no token was trained; the weights "
         "did not move. The run stops after `train.nonfinite.skip_at_most` in a row. Look at `train.optimizer.lr`, `train.max_grad_norm` "
         "and `models.policy.dtype`.",

@@ -125,6 +125,13 @@ def check_replica(
     )
 
 
+def shorter(prompt: int, new: int, limit: int) -> str:
+    """Which numbers fit. Either may be a default that nobody wrote, so both are named."""
+    ways = [f"`rollout.max_prompt_tokens: {limit - new}`"] if new < limit else []
+    ways += [f"at most {limit - prompt} new tokens"] if prompt < limit else []
+    return f"the sum must be at most {limit}: {' or '.join(ways)}" if ways else f"the sum must be at most {limit}"
+
+
 def check_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> None:
     limit = facts.model.max_positions
     if limit is None:
@@ -138,4 +145,4 @@ def check_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> 
     for path, new in lengths.items():
         if prompt + new > limit and path not in found:
             message = f"max_prompt_tokens {prompt} + max_new_tokens {new} = {prompt + new} positions, the model has {limit}"
-            problems.append(PlanProblem(path=path, message=message, hint=f"max_prompt_tokens + max_new_tokens must be at most {limit}"))
+            problems.append(PlanProblem(path=path, message=message, hint=shorter(prompt, new, limit)))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rftcli.plan.compile_data import reward_plan
 from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.compile_rollout import shorter
 from rftcli.plan.facts import Facts
 from rftcli.plan.plan import (
     EarlyStopPlan,
@@ -75,7 +76,7 @@ def check_eval_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]
         new = source.sampling.max_new_tokens
         if limit is not None and new is not None and prompt + new > limit:
             message = f"max_prompt_tokens {prompt} + max_new_tokens {new} = {prompt + new} positions, the model has {limit}"
-            hint = f"max_prompt_tokens + max_new_tokens must be at most {limit}"
+            hint = shorter(prompt, new, limit)
             problems.append(PlanProblem(path=f"data.eval.{name}.sampling.max_new_tokens", message=message, hint=hint))
 
 

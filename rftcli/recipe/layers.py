@@ -143,7 +143,7 @@ def near(shown: str) -> str | None:
 def names_beside(shown: str) -> list[str]:
     """Recipe files in the folder of a file; none if it cannot be read."""
     try:
-        return sorted(item.name for item in Path(shown).parent.iterdir() if item.suffix in (".yaml", ".yml"))
+        return sorted(item.name for item in Path(shown).parent.iterdir() if item.suffix in (".yaml", ".yml") and item.is_file())
     except (OSError, ValueError):
         return []
 

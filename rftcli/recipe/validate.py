@@ -96,7 +96,8 @@ def _words(item: AnyMapping[str, Any], shown: str) -> tuple[str, str | None]:
     if kind == "string_pattern_mismatch":
         if ":" in limits["pattern"]:
             return f"must look like `module.path:function`, got {shown}", None
-        return f"must be a file name without `/`, got {shown}", "it names a directory or a file of the run"
+        without = "`/`" if shown.isprintable() else "control characters"
+        return f"must be a file name without {without}, got {shown}", "it names a directory or a file of the run"
     return str(item["msg"]), None
 
 

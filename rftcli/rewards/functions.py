@@ -16,6 +16,7 @@ import inspect
 import math
 import numbers
 import os
+import re
 import reprlib
 import sys
 import threading
@@ -46,6 +47,7 @@ RECORD: Mapping[str, str] = {
 ROLES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 LIMIT = 1e12
 """A larger value is an error: rewards become float32, and squares of their weighted sums must fit."""
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class UserFunction:
@@ -203,14 +205,24 @@ def as_number(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, numbers.Real):
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number of more than 308 digits
+            number = math.inf
         if not math.isfinite(number) or abs(number) > LIMIT:
             raise ValueError(f"`{name}` returned {number}, expected a finite number of at most {LIMIT:g}")
         return number
     if inspect.iscoroutine(value):
         value.close()  # or python warns that it was never awaited, at some later time and place
     awaitable = " that was not awaited (declare the function `async def`)" if isinstance(value, Awaitable) else ""
-    raise TypeError(f"`{name}` must return 1 number for 1 completion, or None; got {_count(value)}{awaitable}: {reprlib.repr(value)}")
+    raise TypeError(f"`{name}` must return 1 number for 1 completion, or None; got {_count(value)}{awaitable}: {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """Short, and alike for values that differ in their address alone: errors that are alike are counted together."""
+    brief = reprlib.Repr()
+    brief.maxother = 60
+    return ADDRESS.sub("", brief.repr(value))
 
 
 def _count(value: Any) -> str:
@@ -219,13 +231,13 @@ def _count(value: Any) -> str:
         try:
             return f"{len(value)} values ({kind})"
         except TypeError:  # a tensor without dimensions
-            return f"a {kind}"
+            return f"a {kind} without dimensions (`.item()` makes a number of it)"
     return f"a {kind}"
 
 
 def describe(error: BaseException, place: bool = True) -> str:
     """One line about an exception of somebody's code: type, text, and, if `place`, the file and line that raised it."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = ADDRESS.sub("", f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     frames = traceback.extract_tb(error.__traceback__)
     if place and frames:
         text += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"

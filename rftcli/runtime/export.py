@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.errors import RftError, UsageError
+from rftcli.runtime import disk
 from rftcli.runtime.rundir import COMMITTED, RunDir, step_name, step_number
 
 # How to add one: what may be asked for, and the folder of a checkpoint that holds it.
@@ -46,7 +47,8 @@ def export(target: Path, out: Path, *, what: str = "policy", dtype: str | None =
             _convert(source, fresh, dtype)
         fresh.rename(out)
     except OSError as error:
-        raise RftError(f"{out} cannot be written: {error.strerror or error}", hint=f"free space (`df -h {out.parent}`)") from error
+        hint = f"free space (`df -h {out.parent}`)" if disk.is_full(error) else "name another directory to write to"
+        raise RftError(f"{out} cannot be written: {error.strerror or error}", hint=hint) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return Exported(source=source, out=out, bytes=sum(item.stat().st_size for item in out.rglob("*") if item.is_file()))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_RESUME, EXIT_STOPPED
+from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_RESUME, EXIT_STOPPED, RftError
 from rftcli.events import RunEnded, to_line
 from rftcli.observe.follow import Audience, follow
 from rftcli.plan.plan import Plan, plan_from_json
@@ -65,7 +65,7 @@ def launch(
             way.beat()
             watch.look()
             if stops.now or watch.broken or way.abandoned:
-                _end(launcher, way, watch, KILL_GRACE_SECONDS)
+                end(launcher, way, watch, KILL_GRACE_SECONDS)
             return launcher.poll() is not None
 
         audience = Audience(observers)
@@ -73,7 +73,7 @@ def launch(
             follow(run.path, [audience], attempt.number, from_start=True, stop=over)
             _wait(launcher, over, END_GRACE_SECONDS)
         finally:
-            _end(launcher, way, watch, KILL_GRACE_SECONDS)
+            end(launcher, way, watch, KILL_GRACE_SECONDS)
             audience.close()
         result = outcome(run, attempt, watch, stops, before, way)
         watch.tell(result.exit_code)
@@ -118,7 +118,7 @@ def serve(attempt: AttemptDir, way: OneOfCrew) -> int:
                     return EXIT_INTERRUPTED if stops.now else EXIT_FAILED
                 time.sleep(0.2)
         finally:
-            _end(launcher, way, None, KILL_GRACE_SECONDS)
+            end(launcher, way, None, KILL_GRACE_SECONDS)
 
 
 class StopRequests:
@@ -164,7 +164,9 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests,
     A resume that the ranks refused leaves the state as it was `before`.
     """
     state = run.read_state()
-    assert state is not None
+    if state is None:
+        hint = f"`rft resume {run.path}` goes on from its newest checkpoint" if run.committed_checkpoints() else None
+        raise RftError(f"{run.state_file} was removed while the run was going", hint=hint)
     if state.status == "running":
         if not stops.now and not way.abandoned and first_exit_code(attempt) is None:
             watch.settle()
@@ -203,7 +205,7 @@ def _wait(launcher: subprocess.Popen[bytes], over: Callable[[], bool], seconds: 
         time.sleep(0.1)
 
 
-def _end(launcher: subprocess.Popen[bytes], way: Way, watch: Watch | None, grace_seconds: float) -> None:
+def end(launcher: subprocess.Popen[bytes], way: Way, watch: Watch | None, grace_seconds: float) -> None:
     """Leave no process: ask the launcher (which asks the ranks), then kill the session. Ranks of other machines are ended by their wardens."""
     if watch is not None:
         watch.end()
@@ -211,7 +213,9 @@ def _end(launcher: subprocess.Popen[bytes], way: Way, watch: Watch | None, grace
         if way.gentle:
             launcher.terminate()
         _wait(launcher, lambda: launcher.poll() is not None, grace_seconds if way.gentle else LEAVE_SECONDS + grace_seconds)
-    for pid in [launcher.pid, *(watch.living() if watch is not None else ())]:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(launcher.pid, signal.SIGKILL)  # the group outlives the launcher where a reward has left a process behind
+    for pid in watch.living() if watch is not None else ():
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(os.getpgid(pid), signal.SIGKILL) if pid == launcher.pid else os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
     launcher.wait()

@@ -87,11 +87,15 @@ def recipe_path(given: Path) -> Path:
     names = {path.stem: path for path in sorted(shipped_recipes().glob("*.yaml"))}
     if not given.is_file() and str(given) in names:
         return names[str(given)]
+    if (given / "state.json").is_file():
+        hint = f"`rft resume {given}` goes on with it; its recipe is {given / 'recipe.yaml'}"
+        raise UsageError(f"{given} is a run directory, not a recipe", hint=hint)
     if given.exists() or given.suffix or len(given.parts) > 1:
         return given
     close = difflib.get_close_matches(str(given), names, n=1)
     meant = f"; did you mean `{close[0]}`?" if close else ""
-    raise UsageError(f"there is no file `{given}` and no shipped recipe of that name{meant}", hint=f"shipped recipes: {', '.join(names)}")
+    hint = f"shipped recipes: {', '.join(names)}"
+    raise UsageError(f"there is no file or directory `{given}` and no shipped recipe of that name{meant}", hint=hint)
 
 
 def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> LoadedRecipe:
@@ -366,4 +370,4 @@ def _few_prompts(plan: Plan, rows: int | None) -> tuple[str, ...]:
     need = plan.batch.prompts_per_step
     if rows is None:
         return ()
-    return (f"the training data has {rows} rows, a step draws {need}: rows repeat within a step",) if rows < need else ()
+    return (f"the training data has {rows} row{'s' if rows != 1 else ''}, a step draws {need}: rows repeat within a step",) if rows < need else ()

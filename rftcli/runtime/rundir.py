@@ -63,10 +63,11 @@ class RunDir:
         """Make the directory. Raises UsageError with the ways out when something is there; `again`: more than an unfinished `create` leaves."""
         unfinished = {path.name for path in (self.recipe, self.resolved, self.plan, self.manifest, self.samples, self.evals, self.checkpoints)}
         mine = {"smoke"} | (unfinished | {".lock", "attempts", "logs"} if again and not self.state_file.exists() else set())
+        going_on = f"`rft resume {self.path}` goes on with it; " if self.state_file.is_file() else ""
         if self.path.exists() and (not self.path.is_dir() or any(item.name not in mine for item in self.path.iterdir())):
             raise UsageError(
                 f"{self.path} already holds something, and a run is never overwritten",
-                hint=f"`rft resume {self.path}` goes on with it; another --run-dir starts anew; or delete it yourself",
+                hint=f"{going_on}another --run-dir starts anew; or delete it yourself",
             )
         try:
             for folder in (self.path, self.samples, self.evals, self.checkpoints):
@@ -97,10 +98,17 @@ class RunDir:
         """None when the file is not there. Raises UsageError when it is not a state file."""
         try:
             return from_data(State, json.loads(self.state_file.read_text(encoding="utf-8")))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError as error:
-            raise UsageError(f"{self.state_file} is not a run's state file: {error}") from error
+            raise UsageError(f"{self.state_file} is not a run's state file: {error}", hint=self._way_on()) from error
+
+    def _way_on(self) -> str | None:
+        """What to do about a damaged state file: it says how the run ended, and the checkpoints say the rest."""
+        whole = self.committed_checkpoints()
+        if not whole:
+            return None
+        return f"its checkpoints are whole up to {whole[-1].name}: delete state.json, and `rft resume {self.path}` goes on from there"
 
     def write_state(self, state: State) -> None:
         write_json(self.state_file, to_data(state))

@@ -30,7 +30,7 @@ from rftcli.runtime.deadline import DEADLINES, announced
 from rftcli.runtime.launch import Outcome, launch
 from rftcli.runtime.prepare import Prepared, Several
 from rftcli.runtime.replan import compared, digests, next_plan, record, refuse
-from rftcli.runtime.rundir import COMMITTED, AttemptDir, RunDir, step_name, step_number, write_json, write_text
+from rftcli.runtime.rundir import COMMITTED, AttemptDir, RunDir, State, step_name, step_number, write_json, write_text
 from rftcli.runtime.verdict import attempt_lives
 from rftcli.runtime.ways import Way
 
@@ -44,7 +44,8 @@ def run_path(plan: Plan, run_dir: Path | None) -> Path:
 
 def holds_run(run_dir: Path) -> bool:
     """Is there a run to go on with? One that was killed before it started is none."""
-    return RunDir(run_dir).state_file.is_file()
+    run = RunDir(run_dir)
+    return run.state_file.is_file() or lost_state(run) is not None
 
 
 def create(prepared: Prepared, run_dir: Path | None, *, again: bool = False) -> RunDir:
@@ -66,6 +67,9 @@ def create(prepared: Prepared, run_dir: Path | None, *, again: bool = False) -> 
 def train(run: RunDir, plan: Plan, observers: Sequence[Observer], way: Way | None = None) -> Outcome:
     with run.locked():
         return launch(run, _attempt(run, plan), plan, job=_job(plan, step=0, checkpoint=None), observers=observers, way=way)
+
+
+MORE_STEPS = "to train (`--set train.steps=N` for more)"
 
 
 def _job(plan: Plan, *, step: int, checkpoint: Path | None, accept: bool = False, warnings: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
@@ -124,7 +128,7 @@ def resumption(
 
     ResumeError (4) when it cannot, with what stands in the way. `to_fork`: the run itself is only read.
     """
-    state = run.read_state()
+    state = run.read_state() or lost_state(run)
     if state is None:
         raise ResumeError(f"{run.path} is not a run directory (no state.json)", hint="`rft train RECIPE --run-dir ...` starts a run")
     last = run.last_attempt()
@@ -149,10 +153,19 @@ def resumption(
         return Resumption(step=at, checkpoint=folder, text=text, nothing_to_do=True, accept=accept, **common)
     if at >= plan.steps:
         done = state.status == "done"  # else the run ended between its last checkpoint and the export to final/
-        text = f"{run.path}: step {at} of {plan.steps} is done, nothing is left {'to train' if done else 'but to write final/'}"
+        text = f"{run.path}: step {at} of {plan.steps} is done, nothing is left {MORE_STEPS if done else 'but to write final/'}"
         return Resumption(step=at, checkpoint=folder, text=text, nothing_to_do=done, accept=accept, **common)
     text = f"{run.path}: going on after step {at} of {plan.steps} (attempt {last + 1})"
     return Resumption(step=at, checkpoint=folder, text=text, accept=accept, **common)
+
+
+def lost_state(run: RunDir) -> State | None:
+    """What a run without a state file can go on from: its newest whole checkpoint. None where there is none, or no attempt that wrote it."""
+    whole = run.committed_checkpoints()
+    if not whole or not run.last_attempt():
+        return None
+    cause = "its state.json was gone"
+    return State(status="failed", step=step_number(whole[-1]), attempt=run.last_attempt(), cause=cause, heartbeat=time.time())
 
 
 def _fits(folder: Path, plan: Plan, *, accept: bool) -> int:

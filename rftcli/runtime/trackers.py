@@ -42,8 +42,9 @@ class Trackers:
             return
         attempt = self._attempt
         command = [sys.executable, "-m", "rftcli.observe.tracker", str(attempt.run.path), "--attempt", str(attempt.number)]
-        with (attempt.logs / "trackers.log").open("ab") as log:
-            self._process = subprocess.Popen([*command, "--spec", json.dumps(self._spec)], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        command += ["--spec", json.dumps(self._spec)]
+        with (attempt.logs / "trackers.log").open("ab") as log:  # a session of its own: it may still be sending when the ranks' is ended
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def last_news(self) -> list[tuple[str, str]]:
         """As `news`, at the end of a run: in a short one trackers may still be starting."""

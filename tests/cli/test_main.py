@@ -192,6 +192,53 @@ def test_as_a_process() -> None:
     assert (refused.returncode, refused.stdout) == (EXIT_RESUME, "") and refused.stderr.startswith("error: ")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing_but_what_is_seen(closed: str) -> None:
+    shell = f'"{sys.executable}" -m rftcli schema {closed}; echo $? > code; "{sys.executable}" -m rftcli trian {closed}; echo $? >> code'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, env=environment, check=True)
+    assert Path("code").read_text().split() == [str(EXIT_OK), str(EXIT_USAGE)] and "Traceback" not in result.stderr
+    assert (json.loads(result.stdout)["type"] == "object") if ">&-" not in closed.replace("2>&-", "") else result.stdout == ""
+
+
+def test_data_is_utf_8_whatever_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    command = [sys.executable, "-m", "rftcli", "show", "r.yaml", "--set", "name=naïve 名"]
+    shown = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert (shown.returncode, shown.stderr) == (EXIT_OK, b"") and "name: naïve 名\n".encode() in shown.stdout
+
+
+@pytest.mark.parametrize("name", ["status", "resume", "clean", "samples", "export"])
+def test_a_file_in_the_place_of_a_run_directory(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert leaves(name, "r.yaml", *(["out"] if name == "export" else [])) in (EXIT_USAGE, EXIT_RESUME)
+    assert "run directory" in capsys.readouterr().err
+
+
+def test_a_run_directory_in_the_place_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine/state.json").write_text("{}")
+    for name in ("train", "plan", "validate-recipe", "show"):
+        assert leaves(name, "mine") == EXIT_USAGE
+        assert "mine is a run directory, not a recipe\nhint: `rft resume mine`" in capsys.readouterr().err
+
+
+def test_a_current_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert leaves("train", "quickstart", "--ranks", "1") == EXIT_FAILED
+    assert capsys.readouterr().err == "error: the current directory does not exist any more\nhint: `cd` into one that does\n"
+
+
+def test_ctrl_c_before_anything_has_begun(tmp_path: Path) -> None:
+    (tmp_path / "stops.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "import sys; from rftcli.cli import main; main.COMMANDS['plan'] = ('stops', ''); main.main(['plan'])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}, check=False
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (EXIT_INTERRUPTED, "", "interrupted\n")
+
+
 def test_help_answers_in_a_blink() -> None:
     """The best of several runs, interpreter start included: what else the machine does is not measured."""
     rft("--help")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from rftcli.cli import talk
 from rftcli.cli.main import run
+from rftcli.cli.talk import show_unusable
 from rftcli.errors import RftError
 
 STEERS = "\x1b]0;title\x07\x1b[2J\x9b31m\x07"
@@ -21,11 +24,22 @@ def test_errors_are_said_without_control_sequences(capsys: pytest.CaptureFixture
 
 def test_a_name_in_a_plan_is_only_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run("plan", ["quickstart", "--ranks", "1", "--set", 'name="n\\e[31mame"']) == 0
+    assert run("plan", ["quickstart", "--ranks", "1", "--set", 'name="my\\u202ename"']) == 0
     out = capsys.readouterr().out
-    assert "name" in out and "\x1b" not in out
+    assert "name" in out and "\u202e" not in out
 
 
 def test_long_talk_is_whole() -> None:
     text = "word " * 5000 + "\nend"
     assert talk.plain(text) == text
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EROFS])
+def test_a_path_that_cannot_be_used_is_said(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    assert show_unusable(OSError(number, os.strerror(number), "some/where"))
+    assert capsys.readouterr().err == f"error: some/where: {os.strerror(number)}\n"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken", "x"), OSError(errno.EACCES, "denied"), OSError("no number")])
+def test_other_errors_keep_their_traceback(capsys: pytest.CaptureFixture[str], error: OSError) -> None:
+    assert not show_unusable(error) and capsys.readouterr().err == ""

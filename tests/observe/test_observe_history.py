@@ -204,11 +204,14 @@ def test_summary_of_a_run_that_failed_says_why_and_how_to_go_on(tmp_path):
     headline = ["failed: 0 of 40 steps in 5.0s, attempt 3", "  cause: out of memory"]
     assert summary(history, tmp_path).split("\n") == headline  # nothing was committed: nothing to resume from
     history.see(CheckpointSaved(time=4.0, attempt=3, step=0, path="checkpoints/step_000000", seconds=1.0))
-    assert summary(history, tmp_path).split("\n") == [*headline, "next:", f"  rft resume {tmp_path}", f"  rft eval {tmp_path}"]
+    ways_on = ["next:", f"  rft resume {tmp_path}"]
+    assert summary(history, tmp_path).split("\n") == [*headline, *ways_on, f"  rft samples {tmp_path}"]  # no set to evaluate on is known
+    history.see(_eval(0, 3, 0.5, time=4.0))
+    assert summary(history, tmp_path).split("\n")[-3:] == [*ways_on, f"  rft eval {tmp_path}"]
     assert summary(History(), tmp_path).startswith("unfinished: 0 steps in 0.0s")
 
 
-@pytest.mark.parametrize(("steps", "count"), [(1, 1), (2, 1), (7, 3), (50, 10)])
+@pytest.mark.parametrize(("steps", "count"), [(2, 1), (7, 3), (50, 10)])
 def test_summary_never_compares_a_step_with_itself_in_two_means(tmp_path, step_done, steps, count):
     history = History()
     for step in range(1, steps + 1):
@@ -218,3 +221,10 @@ def test_summary_never_compares_a_step_with_itself_in_two_means(tmp_path, step_d
     before, after = line.split()[1], line.split()[3]
     assert (float(before), float(after)) == pytest.approx((first, last))
     assert f"last {count} of {steps} steps" in line
+
+
+def test_a_run_of_one_step_has_no_first_and_last(tmp_path, step_done):
+    history = History()
+    history.see(step_done(1, reward_mean=0.5))
+    (line,) = [line for line in summary(history, tmp_path).split("\n") if "reward" in line]
+    assert line == "  reward  0.500  (one step)"

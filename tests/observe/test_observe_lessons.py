@@ -20,6 +20,10 @@ CASES = {
         [{"grad_norm": 1e-12}, {}, {"grad_norm": 0.0, "reward_errors": 1}, {"grad_norm": 0.0, "samples_dropped": 1}],
     ),
     "reward_errors": ([{"reward_errors": e} for e in (1, 1, 2)], [{"reward_errors": e} for e in (0, 1, 2, 0, 2, 2, 2, 1)]),
+    "nothing_scored": (
+        [{"updates_skipped": 1, "reward_errors": 4, "samples_dropped": 4}],
+        [{"reward_mean": 0.5, "reward_errors": 3}, {"reward_errors": 0}, {}],
+    ),
     "ratio_off": ([{"ratio_mean": 1.011}], [{"ratio_mean": 0.991}, {"ratio_mean": 1.009}]),
     "mostly_clipped": ([{"clip_low_fraction": 0.3, "clip_high_fraction": 0.21}], [{"clip_low_fraction": 0.3, "clip_high_fraction": 0.2}]),
     "kl_coefficient_runs": (
@@ -31,8 +35,11 @@ CASES = {
         [{"value_mean": 0.0, "return_mean": 0.5, "reward_std": 0.5}] * 20
         + [{"value_mean": 0.0, "return_mean": 0.5, "reward_std": 0.0, "reward_mean": 0.5}] * 20,
     ),
-    "updates_skipped": ([{"updates_skipped": 1}], [{"updates_skipped": 0}]),
     "refill_exhausted": ([{"dynamic": {"groups_without_signal": 1}}], [{"dynamic": {"groups_without_signal": 0}}, {}]),
+    "updates_skipped": (
+        [{"updates_skipped": 1}],
+        [{"updates_skipped": 0}, {"updates_skipped": 1, "reward_errors": 4}],  # nothing was scored: no gradient is to blame
+    ),
 }
 KEYS = re.compile(r"`((?:models|data|rollout|rewards|reward_shaping|algorithm|batch|train)\b[a-z_.0-9]*)`")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rftcli.plan.compile_problems import CompileError
-from rftcli.plan.compile_rollout import ROW_MULTIPLE
+from rftcli.plan.compile_rollout import ROW_MULTIPLE, shorter
 from rftcli.plan.facts import MachineFacts
 from rftcli.plan.plan import Plan
 
@@ -94,3 +94,16 @@ def test_engines_without_a_replica_are_not_measured_by_it(compiled: Compiled, gp
     compiled("train.deepspeed.zero_stage=2", ranks=8, machine=gpus, parameters=17 * 2**30)
     unknown = compiled("train.deepspeed.zero_stage=3", ranks=8, machine=gpus)
     assert any("the model's size is not known" in note and "replica" in note for note in unknown.notes)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "limit", "text"),
+    [
+        (1024, 24, 512, "the sum must be at most 512: `rollout.max_prompt_tokens: 488`"),
+        (100, 600, 512, "the sum must be at most 512: at most 412 new tokens"),
+        (400, 200, 512, "the sum must be at most 512: `rollout.max_prompt_tokens: 312` or at most 112 new tokens"),
+        (600, 600, 512, "the sum must be at most 512"),
+    ],
+)
+def test_which_lengths_would_fit(prompt: int, new: int, limit: int, text: str) -> None:
+    assert shorter(prompt, new, limit) == text

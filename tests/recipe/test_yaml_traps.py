@@ -298,12 +298,28 @@ def test_sections_with_nothing_in_them_take_their_defaults(minimal: str) -> None
         ("track: {wandb: {tags: x}}", "must be a list of texts, got `x`", "write `[x]`"),
         ("name: [a]", "must be text or null, got a list", None),
         ("name: a/b", "must be a file name without `/`, got `a/b`", "it names a directory or a file of the run"),
+        ('name: "a\\x1b[31m"', "must be a file name without control characters, got `a\x1b[31m`", "it names a directory or a file of the run"),
         ("name: ..", "must be a file name without `/`, got `..`", "it names a directory or a file of the run"),
     ],
 )
 def test_shapes(minimal: str, problems_of: Problems, text: str, message: str, label: str | None) -> None:
     (problem,) = problems_of(minimal + text)
     assert (problem.message, problem.label) == (message, label)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "label"),
+    [
+        ("{default: exact}", "write `[{rule: exact}]`"),
+        ("{default: [exact]}", "write `{rule: exact}`"),
+        ("{default: my_rewards:brevity}", "write `[{python: 'my_rewards:brevity'}]`"),
+        ("{default: 5}", None),
+    ],
+)
+def test_a_reward_that_is_only_named(minimal: str, problems_of: Problems, rewards: str, label: str | None) -> None:
+    (line,) = [line for line in minimal.splitlines() if line.startswith("rewards:")]
+    (problem,) = problems_of(minimal.replace(line, f"rewards: {rewards}"))
+    assert problem.message.startswith("must be a mapping, got `") and problem.label == label
 
 
 def test_betas_are_two(minimal: str, problems_of: Problems) -> None:

@@ -198,7 +198,8 @@ async def coroutine() -> float:
         (b"1", "got a bytes"),
         (1j, "got a complex"),
         (torch.zeros(4, 1), r"got 4 values \(Tensor\)"),
-        (torch.tensor(0.5), "got a Tensor"),
+        (torch.tensor(0.5), r"got a Tensor without dimensions \(`.item\(\)` makes a number of it\)"),
+        (numpy.array(0.5), "got a ndarray without dimensions"),
         (numpy.array([0.5]), r"got 1 values \(ndarray\)"),
         (coroutine(), r"got a coroutine that was not awaited \(declare the function `async def`\)"),
     ],
@@ -208,7 +209,7 @@ def test_anything_else_is_an_error_that_names_the_function_and_the_counts(value:
         as_number("m:f", value)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e13, -1e300, numpy.float32("nan")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e13, -1e300, numpy.float32("nan"), 10**400])
 def test_a_value_that_is_not_finite_is_an_error(value: float) -> None:
     with pytest.raises(ValueError, match=r"`m:f` returned .*, expected a finite number of at most 1e\+12"):
         as_number("m:f", value)
@@ -220,6 +221,18 @@ def test_an_error_is_described_with_its_place(folder: Path) -> None:
     assert describe(caught.value) == "RuntimeError: no luck (functions_for_tests.py:14)"
     assert describe(caught.value, place=False) == "RuntimeError: no luck"
     assert describe(KeyError()) == "KeyError"
+
+
+def test_errors_that_differ_in_an_address_alone_are_one() -> None:
+    class Mark:
+        pass
+
+    texts = set()
+    for mark in (Mark(), Mark()):
+        with pytest.raises(TypeError) as caught:
+            as_number("m:f", mark)
+        texts |= {describe(caught.value), describe(RuntimeError(f"cannot judge {mark!r}"))}
+    assert len(texts) == 2 and not any("0x" in text for text in texts)
 
 
 def test_a_signal_based_limit_is_explained() -> None:

@@ -18,7 +18,10 @@ def test_a_used_directory_is_refused_with_the_ways_out(tmp_path: Path) -> None:
     (run.path / "note.txt").write_text("mine")
     with pytest.raises(UsageError) as caught:
         RunDir(tmp_path / "run").create()
-    assert "rft resume" in str(caught.value) and "--run-dir" in str(caught.value)
+    assert "rft resume" not in str(caught.value) and "--run-dir" in str(caught.value)
+    run.write_state(State(status="done", step=1, attempt=1))
+    with pytest.raises(UsageError, match=f"`rft resume {run.path}` goes on with it"):
+        RunDir(tmp_path / "run").create()
     assert (run.path / "note.txt").read_text() == "mine"
 
 
@@ -37,6 +40,25 @@ def test_state_round_trip_and_garbage(tmp_path: Path) -> None:
     run.state_file.write_text("{")
     with pytest.raises(UsageError, match=r"state\.json"):
         run.read_state()
+
+
+def test_what_is_no_directory_holds_no_state(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert RunDir(tmp_path / "file").read_state() is None
+
+
+def test_a_damaged_state_names_the_way_on(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.state_file.write_text("")
+    with pytest.raises(UsageError) as caught:
+        run.read_state()
+    assert caught.value.hint is None
+    folder = run.checkpoints / "step_000004"
+    folder.mkdir(parents=True)
+    (folder / "COMMITTED").write_text("step 4 attempt 1\n")
+    with pytest.raises(UsageError) as caught:
+        run.read_state()
+    assert caught.value.hint == f"its checkpoints are whole up to step_000004: delete state.json, and `rft resume {run.path}` goes on from there"
 
 
 def test_a_checkpoint_without_committed_does_not_exist(tmp_path: Path) -> None:

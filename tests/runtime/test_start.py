@@ -19,7 +19,7 @@ from rftcli.plan.plan import Plan, plan_from_json, plan_hash, plan_to_json
 from rftcli.recipe.load import load_recipe
 from rftcli.runtime.prepare import Prepared, prepare
 from rftcli.runtime.rundir import COMMITTED, RunDir, State, commit_text, step_name
-from rftcli.runtime.start import create, evaluation, resumption
+from rftcli.runtime.start import create, evaluation, holds_run, resumption
 from rftcli.runtime.verdict import process_start
 
 RECIPE = """\
@@ -163,6 +163,16 @@ def test_no_run_at_all(tmp_path: Path) -> None:
     for path in (tmp_path / "empty", tmp_path / "gone"):
         error = refused(RunDir(path))
         assert "is not a run directory" in error.message and "rft train" in str(error.hint)
+
+
+def test_a_state_file_that_was_lost(run: RunDir) -> None:
+    """The checkpoints say where it goes on; without one, or without an attempt, it is no run."""
+    stands(run, "running", step=23)
+    run.state_file.unlink()
+    assert not holds_run(run.path) and "is not a run directory" in refused(run).message
+    newest = checkpoint(run, 20)
+    found = resumption(run, step=None)
+    assert holds_run(run.path) and (found.step, found.checkpoint, found.nothing_to_do) == (20, newest, False)
 
 
 def test_from_the_newest_checkpoint(run: RunDir) -> None:
