@@ -14,8 +14,9 @@ from typing import Any
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
+from rftcli.plan.plan_rewards import ShapingPlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
-from rftcli.rewards.spec import PartSpec
+from rftcli.rewards.spec import CombineSpec, PartSpec
 
 PLAN_FORMAT = 2
 PROBE_EVERY = 50
@@ -127,6 +128,8 @@ class RewardPlan:
     score_prefill: bool
     search_path: str
     """Folder of the recipe: user modules are imported from there."""
+    combine: Mapping[str, CombineSpec] = field(default_factory=dict)
+    """By label; one that is not here is a plain sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +330,7 @@ class Plan:
     supervised: SupervisedPlan | None = None
     reference_use: ReferencePlan | None = None
     """None where there is no reference."""
+    shaping: ShapingPlan = field(default_factory=ShapingPlan)
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:

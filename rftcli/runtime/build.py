@@ -46,6 +46,7 @@ from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.evaluate import EvalSet
+from rftcli.stages.shape import RunningNorm
 from rftcli.stages.supervised import SupervisedStream
 
 
@@ -88,6 +89,7 @@ class Job:
     totals: Totals
     lessons: LessonState
     errors: ErrorWindow
+    running_norm: RunningNorm
     trackers: Trackers | None
     profiler: StepProfiler
     tokenizer: Any
@@ -245,7 +247,10 @@ def make_answers(plan: Plan) -> Answers:
 
 
 def make_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
-    return RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths)
+    rewards = plan.rewards
+    return RewardTable(
+        rewards.labels, combine=rewards.combine, score_prefill=rewards.score_prefill, search_path=paths, total_steps=plan.steps
+    )
 
 
 def reward_sources(plan: Plan) -> tuple[Path, ...]:
@@ -317,11 +322,12 @@ def build(
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     kl = None if plan.kl is None else KlControl(plan.kl)
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
-    totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)
+    totals, window, running_norm = Totals(), ErrorWindow(plan.rewards.max_error_rate), RunningNorm()
     taught = LessonState(on_policy=plan.batch.needs_prepass is None)
     early_stop, latest = EarlyStop(plan=plan.early_stop, world=world), Latest()
     registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": taught}
-    kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
+    kept: dict[str, Any] = {"running_norm": None if plan.shaping.running_norm == "off" else running_norm}
+    kept |= {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
     registry |= {name: item for name, item in kept.items() if item is not None}
     registry |= {"early_stop": early_stop, "latest": latest}
     registry["trackers"] = TrackerIds(run, writes=world.rank == 0)
@@ -334,7 +340,7 @@ def build(
         plan=plan, written=plan_from_json(attempt.plan.read_text(encoding="utf-8")), run=run, attempt=attempt, world=world, device=device,
         emit=emit, watch=watch,
         roles=Roles(policy=learner, reference=reference, critic=critic), trained=Trained(learner, critic), kl=kl, supervised=supervised,
-        sampler=sampler, source=source, scorer=scorer, errors=window,
+        sampler=sampler, source=source, scorer=scorer, errors=window, running_norm=running_norm,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
         tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, first_step=first_step,

@@ -103,7 +103,7 @@ def test_the_room_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["find_answer", "mathtext", "inputs", "rules", "math_answer", "gym", "spec", "table"])
+@pytest.mark.parametrize("module", ["find_answer", "mathtext", "inputs", "rules", "math_answer", "gym", "spec", "combine", "functions"])
 def test_examples_in_docstrings(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"rftcli.rewards.{module}"))
     assert result.attempted > 0

@@ -16,7 +16,7 @@ from rftcli.recipe.sections.critic import CriticModel, CriticOptimizer
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, SetSampling, TrainSource
 from rftcli.recipe.sections.launch import Launch, Profile
 from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, Quantise, ReferenceModel, Refresh
-from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
+from rftcli.recipe.sections.rewards import CombineFunction, Overlong, Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
@@ -60,6 +60,7 @@ __all__ = [
     "Chat",
     "Checkpoint",
     "Columns",
+    "CombineFunction",
     "CriticModel",
     "CriticOptimizer",
     "Data",
@@ -80,6 +81,7 @@ __all__ = [
     "NonFinite",
     "Offload",
     "Optimizer",
+    "Overlong",
     "PathText",
     "PolicyModel",
     "Precision",
