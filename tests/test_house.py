@@ -21,7 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "recipe": set(),
     "builtin": set(),
     "data": {"algo.keyed", "builtin"},
-    "rewards": set(),
+    "rewards": {"algo.shaping"},
     "plan": {"recipe.sections", "algo.batchmath", "data.spec", "rewards.spec"},
     "probe": {"plan.facts", "data"},
     "engines": {"algo"},
