@@ -21,7 +21,7 @@ from rftcli.engines.shaping import rules_of
 from rftcli.engines.table import sampler_class
 from rftcli.errors import RftError
 from rftcli.models.export import export_hf
-from rftcli.models.load import eos_ids, num_parameters, pad_id
+from rftcli.models.load import eos_ids, num_parameters, pad_id, special_tokens
 from rftcli.models.policy import CausalPolicy
 from rftcli.models.probe import TOLERANCE_8_BITS, Agreement, agreement
 from rftcli.observe.lessons import LessonState, lessons
@@ -29,6 +29,7 @@ from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.answers import Answers
 from rftcli.rewards.failures import ErrorWindow
+from rftcli.rewards.literals import hidden_literals
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
@@ -256,13 +257,17 @@ def make_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
 def reward_sources(plan: Plan) -> tuple[Path, ...]:
     """Source files of the user's reward functions, so that a checkpoint can be evaluated without them."""
     found = []
+    combines = (*plan.rewards.combine.values(), *plan.eval_rewards.combine.values())
+    targets = [spec.target for spec in combines if spec.target is not None]
     for parts in (*plan.rewards.labels.values(), *plan.eval_rewards.labels.values()):
         for part in parts:
             if part.kind == "python":
-                module = sys.modules.get(part.target.partition(":")[0])
-                file = None if module is None else inspect.getsourcefile(module)
-                if file is not None and Path(file).is_relative_to(plan.rewards.search_path):
-                    found.append(Path(file))
+                targets.append(part.target)
+    for target in targets:
+        module = sys.modules.get(target.partition(":")[0])
+        file = None if module is None else inspect.getsourcefile(module)
+        if file is not None and Path(file).is_relative_to(plan.rewards.search_path):
+            found.append(Path(file))
     return tuple(dict.fromkeys(found))
 
 
@@ -291,6 +296,8 @@ def build(
     scorer = make_scorer(plan, paths)
     eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths)
     tokenizer = make_tokenizer(plan.policy)
+    for text in hidden_literals(plan.rewards.labels, special_tokens(tokenizer)):
+        emit.warn("special_token_literal", text)
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
