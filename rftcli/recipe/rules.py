@@ -12,7 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import checkpoint_rules, data_form_rules, data_rules, eval_rules, launch_rules, model_rules, ppo_rules, reward_rules, rollout_rules, update_rules
+from rftcli.recipe import (
+    checkpoint_rules,
+    data_form_rules,
+    data_rules,
+    eval_rules,
+    launch_rules,
+    model_rules,
+    ppo_rules,
+    reward_rules,
+    rollout_rules,
+    update_rules,
+)
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 

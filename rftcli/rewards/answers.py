@@ -53,7 +53,12 @@ def choice_key(text: str, options: Mapping[str, Any]) -> str | None:
 
 
 # How to add one: a function (text after `after`, all options of the rule) -> key or None, and a row here.
-READERS: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {"choice": choice_key, "exact": exact_key, "math_answer": math_key, "regex": regex_key}
+READERS: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
+    "choice": choice_key,
+    "exact": exact_key,
+    "math_answer": math_key,
+    "regex": regex_key,
+}
 
 
 def reading_part(parts: Iterable[PartSpec]) -> PartSpec | None:

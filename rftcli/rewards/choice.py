@@ -20,7 +20,8 @@ NEAR = 16
 MARKS = " \t*_`$.:;,\"'’()[]{}<>（）【】。：、"
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _PHRASE = re.compile(
-    r"(?:(?:answer|choice|option)s?(?:[ \t*_`]+(?:is|are|would be|should be|must be)\b|[ \t*_`]*[:：])[:：]?|\b(?:choose|select|pick)\b|答案(?:是|为|选)?[:：]?|选)"
+    r"(?:(?:answer|choice|option)s?(?:[ \t*_`]+(?:is|are|would be|should be|must be)\b|[ \t*_`]*[:：])[:：]?"
+    r"|\b(?:choose|select|pick)\b|答案(?:是|为|选)?[:：]?|选)"
     r"[ \t*_`$(（\[{\"']*(?:\\text(?:bf)?\{)?(?:option |choice )?[*_(\[{]*"
     r"([A-Z](?:[ ,]*(?:and|&)?[ ,]*[A-Z](?![A-Za-z]))*)(?![A-Za-z'’])",
     re.IGNORECASE,

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.rewards.inputs import RuleInput, cut_after
+from rftcli.rewards.simple import check_time_limit
 from rftcli.rewards.worker import WorkerCrashed, WorkerTimeout
 
 RUNNER = Path(__file__).with_name("code_runner.py")
@@ -46,10 +47,10 @@ def code_tests(
     after: str | None = None,
     time_limit_seconds: float = 5.0,
 ) -> float:
-    """1 if the program in the answer passes all tests; with `partial` the share it passes, up to the first that takes too long. The limits are those of
-    each test; a program over one of them has failed it. `fence`: the program is the last fenced block (a python one before others), and an answer
-    without one has none; false: the whole text. `most_tests`: only the first so many. `isolated`: refuse to run where there is no network and process
-    namespace. ValueError for tests that cannot be read; WorkerTimeout, WorkerCrashed where the tests could not be run."""
+    """1 if the program in the answer passes all tests; with `partial` the share it passes, up to the first that takes too long. The limits are those
+    of each test; a program over one of them has failed it. `fence`: the program is the last fenced block (a python one before others), and an answer
+    without one has none; false: the whole text. `most_tests`: only the first so many. `isolated`: refuse to run where there is no network and
+    process namespace. ValueError for tests that cannot be read; WorkerTimeout, WorkerCrashed where the tests could not be run."""
     wanted = read_tests(item.reference if tests is None else item.columns.get(tests))[:most_tests]
     text = cut_after(item.text, after)
     program = None if text is None else last_program(text) if fence else text
@@ -67,7 +68,13 @@ def last_program(text: str) -> str | None:
 
 
 def run_tests(
-    program: str, tests: Sequence[Mapping[str, Any]], *, everything: bool = False, memory_mib: int = 1024, isolated: bool = False, seconds: float = 5.0
+    program: str,
+    tests: Sequence[Mapping[str, Any]],
+    *,
+    everything: bool = False,
+    memory_mib: int = 1024,
+    isolated: bool = False,
+    seconds: float = 5.0,
 ) -> dict[str, Any]:
     """{"passed", "of", "first": why the first failure failed or None}. WorkerTimeout, WorkerCrashed, RuntimeError."""
     prefix = isolation()
@@ -167,6 +174,6 @@ def _one(given: Any, wanted: Any, name: Any) -> dict[str, Any]:
 
 
 def check_code(options: Mapping[str, Any]) -> list[str]:
-    problems = [] if 0 < options["time_limit_seconds"] <= 3600 else [f"option `time_limit_seconds` must lie between 0 and 3600, got {options['time_limit_seconds']}"]
+    problems = check_time_limit(options)
     problems += [] if options["memory_mib"] >= 64 else [f"option `memory_mib` must be at least 64, got {options['memory_mib']}"]
     return problems + ([] if options["most_tests"] is None or options["most_tests"] >= 1 else ["option `most_tests` must be at least 1"])

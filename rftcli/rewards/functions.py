@@ -166,8 +166,9 @@ def load_function(
     loop: EventLoop | None = None,
     record: Mapping[str, str] = RECORD,
 ) -> UserFunction:
-    """The function or class `package.module:function`, also `module:Class.method`, which may ask for the fields of `record`. Imports the module; directories of `search_path` come before what is
-    installed while it is imported, and behind it afterwards (a module may import its neighbours late).
+    """The function or class `package.module:function`, also `module:Class.method`, which may ask for the fields of `record`. Imports the module;
+    directories of `search_path` come before what is installed while it is imported, and behind it afterwards (a module may import its neighbours
+    late).
 
     UsageError: the text is no target, the module is not there or fails, the attribute is not there or not callable, or the signature asks for
     something that is neither in `record` nor in `options`.

@@ -1,4 +1,4 @@
-r"""The rule `instructions`: does an answer follow instructions that a program can check? The names and arguments are those of IFEval (arXiv:2311.07911).
+r"""The rule `instructions`: does an answer follow instructions that a program can check? Names and arguments are IFEval's (arXiv:2311.07911).
 
 A row brings its own (columns `instruction_id_list` and `kwargs`, as IFEval data has them), or the option `checks` lists the same for all rows:
 [{id: "length_constraints:number_words", num_words: 50, relation: "at least"}, ...]. The part before the colon may be left out.
@@ -25,8 +25,8 @@ Check = Callable[[str, Given], bool]
 
 
 def instructions(item: RuleInput, *, checks: Sequence[Mapping[str, Any]] | None = None, partial: bool = False, after: str | None = None) -> float:
-    """1 if every instruction is followed; with `partial` the share that is. An empty answer follows none. ValueError for a row without instructions, or
-    with one that is not known or lacks an argument."""
+    """1 if every instruction is followed; with `partial` the share that is. An empty answer follows none. ValueError for a row without instructions,
+    or with one that is not known or lacks an argument."""
     wanted = read_checks(item.columns if checks is None else checks)
     text = cut_after(item.text, after)
     if text is None or not text.strip():
@@ -41,7 +41,8 @@ def read_checks(source: Any) -> list[tuple[str, Given]]:
         ids, arguments = source.get("instruction_id_list"), source.get("kwargs")
         if not isinstance(ids, Sequence) or isinstance(ids, str) or not isinstance(arguments, Sequence) or len(ids) != len(arguments):
             raise ValueError("the row has no columns `instruction_id_list` and `kwargs` of equal length")
-        pairs = [(str(name), {key: value for key, value in (given or {}).items() if value is not None}) for name, given in zip(ids, arguments, strict=True)]
+        each = zip(ids, arguments, strict=True)
+        pairs = [(str(name), {key: value for key, value in (given or {}).items() if value is not None}) for name, given in each]
     else:
         pairs = [(str(check.get("id")), {key: value for key, value in check.items() if key != "id"}) for check in source]
     if not pairs:

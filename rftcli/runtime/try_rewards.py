@@ -100,8 +100,8 @@ def _of_line(line: Mapping[str, Any], index: int, known: Mapping[str, Row], pref
 
 
 def _completion(line: Mapping[str, Any], index: int, row: Row | None, prefill: str) -> Completion:
-    """What is missing in a line is taken from its row: reference, label, columns. Without a recorded number of tokens, words are counted. `prefill` is
-    the recipe's: recorded completions begin behind it."""
+    """What is missing in a line is taken from its row: reference, label, columns. Without a recorded number of tokens, words are counted. `prefill`
+    is the recipe's: recorded completions begin behind it."""
     whole = line["completion"]
     end = line.get("special_end", "")
     text = line["text"] if "text" in line else whole.removesuffix(end)
