@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +13,17 @@ from hypothesis import strategies as st
 
 from rftcli.algo.shaping import clipped, normalised, overlong_penalty, truncated_reward
 from rftcli.algo.stats import Moments
-from rftcli.plan.plan import ShapingPlan
+from rftcli.observe.lessons import LessonState, lessons
+from rftcli.plan.plan import RewardPlan, ShapingPlan
 from rftcli.rewards.failures import count_failures
+from rftcli.rewards.spec import CombineSpec, PartSpec
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages.collect import Collected
 from rftcli.stages.credit import step_advantages
-from rftcli.stages.records import records_of, reward_metrics
-from rftcli.stages.shape import RunningNorm, shape
-from rftcli.types import FinishReason, Group
+from rftcli.stages.held_out_metrics import _full_mark
+from rftcli.stages.records import records_of, reward_metrics, sample_line
+from rftcli.stages.shape import RunningNorm, penalised, shape
+from rftcli.types import FinishReason, Group, PartScore
 
 
 def collected(*mini_batches: list[Group]) -> Collected:
@@ -147,3 +151,40 @@ def test_metrics_of_a_step(made: SimpleNamespace) -> None:
     assert metrics["group_reward_std"] == pytest.approx((0.5 + 0.0) / 2)
     assert (metrics["reward_min"], metrics["reward_max"]) == (0.0, 1.0)
     assert not {"shaped_reward_mean", "reward_clip_fraction", "user"} & set(metrics)
+
+
+def test_what_functions_measured_is_averaged_over_all_that_did(made: SimpleNamespace) -> None:
+    first, second = records_of(made.groups({0: [1.0, 0.0]}))
+    logged = [replace(first, metrics=(("length", 4.0), ("rare", 1.0))), replace(second, metrics=(("length", 1.0), ("length", 1.0)))]
+    assert reward_metrics(logged)["user"] == {"length": 2.0, "rare": 1.0}
+
+
+def test_what_only_some_lines_of_the_samples_have(made: SimpleNamespace) -> None:
+    cut = replace(made.sample(0, 0, 1.0, finish=FinishReason.LENGTH), extra={"level": 3}, metrics=(("m", 1.0),), error="no idea")
+    line = sample_line(penalised(cut, ShapingPlan(truncated="mask")), step=1, advantage=None)
+    assert (line["reward"], line["combined"], line["masked"], line["extra"], line["metrics"]) == (None, 1.0, True, {"level": 3}, [["m", 1.0]])
+    assert line["error"] == "no idea" and line["completion"].removesuffix(line["special_end"]) == cut.completion.text
+
+
+@pytest.mark.parametrize(
+    ("how", "weights", "expected"),
+    [("sum", (0.5, 0.25, -1.0), 0.75), ("product", (0.5, 0.5), 0.25), ("min", (0.5, 0.2), 0.2), ("gate", (1.0, 0.5, 0.25), 0.75), ("python", (3.0,), 1.0),
+     ("product", (1.0, -1.0), None), ("sum", (-1.0,), None)],
+)  # fmt: skip
+def test_full_marks_of_every_way_to_combine(how: str, weights: tuple[float, ...], expected: float | None) -> None:
+    parts = tuple(PartSpec(name=str(index), kind="rule", target="exact", weight=weight) for index, weight in enumerate(weights))
+    table = RewardPlan(labels={"a": parts}, max_error_rate=0, score_prefill=True, search_path="/", combine={"a": CombineSpec(how=how)})
+    assert _full_mark(table, "a") == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_part_that_abstains_unevenly_is_told_once(made: SimpleNamespace) -> None:
+    def with_part(sample: int, value: float | None) -> Any:
+        return made.sample(0, sample, 1.0, parts=[PartScore(name="style", value=value, weight=1.0, seconds=0.0)])
+
+    group = Group(prompt=made.prompt(0), samples=(with_part(0, 1.0), with_part(1, None)))
+    metrics, state = reward_metrics(records_of([group])), LessonState(on_policy=True)
+    (code, text), = [found for found in lessons(metrics, state) if found[0] == "part_uneven"]
+    assert "part `style`" in text and "in 1 groups" in text and code == "part_uneven"
+    assert not [found for found in lessons(metrics, state) if found[0] == "part_uneven"]
+    even = Group(prompt=made.prompt(0), samples=(with_part(0, None), with_part(1, None)))
+    assert "uneven_groups" not in reward_metrics(records_of([even]))["reward_parts"]["style"]
