@@ -17,9 +17,9 @@ from typing import Any
 from rftcli.data.rows import Row
 from rftcli.errors import MachineError
 from rftcli.rewards import mathtext
+from rftcli.rewards.gold import gold_problem
 from rftcli.rewards.inputs import HeavyRule, RuleInput, references
 from rftcli.rewards.math_answer import readable_gold
-from rftcli.rewards.gold import gold_problem
 from rftcli.rewards.rules import RULES, needs_reference, open_rule
 from rftcli.rewards.spec import DEFAULT_LABEL, PartSpec
 from rftcli.rewards.worker import WorkerError

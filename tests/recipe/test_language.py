@@ -10,7 +10,7 @@ import yaml
 
 from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, key_table, keys, null_has_a_meaning, pattern_of, show_pattern
 from rftcli.recipe.load import load_recipe, load_text
-from rftcli.recipe.not_yet import KEYS, VALUES, key_reason, value_reason
+from rftcli.recipe.not_yet import KEYS, VALUES, key_reason
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.schema import default_of, resolved_yaml
