@@ -3,7 +3,7 @@
 _rft() {
   local current="${COMP_WORDS[COMP_CWORD]}" words=""
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W "train resume eval validate-recipe plan show explain schema samples export clean status --help --version" -- "$current"))
+    COMPREPLY=($(compgen -W "train resume eval validate-recipe plan show explain schema rewards samples export clean status --help --version" -- "$current"))
     return
   fi
   case "${COMP_WORDS[1]}" in
@@ -15,6 +15,7 @@ _rft() {
     show) words="--set --origins --json --help" ;;
     explain) words="--help" ;;
     schema) words="--help" ;;
+    rewards) words="--set --rows --completions --json --help" ;;
     samples) words="--step --last --label --sort --best --worst --count --eval --json --help" ;;
     export) words="--what --dtype --step --help" ;;
     clean) words="--keep --dry-run --yes --help" ;;

@@ -114,12 +114,44 @@ class PartScore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shaped:
+    """What shaping did to one reward, in this order: penalties, running normalisation, clip.
+
+    >>> Shaped(combined=1.0, penalty=-0.5).masked
+    False
+    """
+
+    combined: float
+    """The reward of the parts, before shaping."""
+    penalty: float = 0.0
+    """What was added to it for length and ending; never above 0."""
+    overlong: float = 0.0
+    """The share of `penalty` that is for length alone."""
+    clipped: bool = False
+    masked: bool = False
+    """Truncated and left out: of baselines, losses and denominators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredSample:
-    """A completion with its reward. `reward` None: it could not be scored, and takes no part in any baseline, loss or denominator."""
+    """A completion with its reward. `reward` None: it could not be scored or is masked, and takes no part in any baseline, loss or denominator."""
 
     completion: Completion
     parts: tuple[PartScore, ...]
     reward: float | None
+    error: str | None = None
+    """Why the parts could not be combined into a reward; errors of the parts themselves are theirs."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What reward functions logged about it, for the samples file."""
+    metrics: tuple[tuple[str, float], ...] = ()
+    """(name, value) of what reward functions measured."""
+    shaped: Shaped | None = None
+    """None: nothing was shaped, `reward` is that of the parts."""
+
+    @property
+    def combined(self) -> float | None:
+        """The reward of the parts, before shaping."""
+        return self.reward if self.shaped is None else self.shaped.combined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("rftcli.cli.show", "Print a recipe with everything resolved, and where each value comes from."),
     "explain": ("rftcli.cli.explain", "Say what a recipe key, a reward rule or a problem code means."),
     "schema": ("rftcli.cli.schema", "Print the JSON schema of recipes, for editors."),
+    "rewards": ("rftcli.cli.rewards", "Score completions with a recipe's rewards, without a model: rft rewards try RECIPE."),
     "samples": ("rftcli.cli.samples", "Show completions of a run with their rewards."),
     "export": ("rftcli.cli.export", "Write a run's policy to a directory that from_pretrained loads."),
     "clean": ("rftcli.cli.clean", "Remove what a killed run left half written, and old checkpoints if asked."),

@@ -207,3 +207,9 @@ def _set_probabilities(owner: object, dropout: float) -> None:
     for name, value in list(vars(owner).items()):
         if isinstance(value, (int, float)) and not isinstance(value, bool) and _DROPOUT_NAME.search(name):
             setattr(owner, name, 0.0 if "layerdrop" in name else dropout)
+
+
+def special_tokens(tokenizer: Any) -> set[str]:
+    """Texts of the tokens that decoding without special tokens leaves out."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return added | set(tokenizer.all_special_tokens)

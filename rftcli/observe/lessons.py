@@ -95,7 +95,7 @@ def lessons(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, s
             state.taught.add(lesson.code)
             values = {**flat, "steps": lesson.steps, **{f"first_{name}": value for name, value in state.first.items()}}
             found.append((lesson.code, lesson.text.format_map(values)))
-    return [*found, *_silent_parts(metrics, state)]
+    return [*found, *_silent_parts(metrics, state), *_uneven_parts(metrics, state)]
 
 
 def _silent_parts(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, str]]:
@@ -116,6 +116,21 @@ def _silent_parts(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[
             state.taught.add(key)
             text = f"part `{name}` returned None for every completion so far: a forgotten return? Look at `rewards`."
             found.append(("part_abstained", text))
+    return found
+
+
+def _uneven_parts(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, str]]:
+    """`part_uneven` for each reward part that abstained on some answers of a group and scored others; each part once."""
+    found = []
+    parts = metrics.get("reward_parts")
+    for name, part in parts.items() if isinstance(parts, Mapping) else ():
+        groups = part.get("uneven_groups", 0) if isinstance(part, Mapping) else 0
+        key = f"part_uneven:{name}"
+        if groups and key not in state.taught:
+            state.taught.add(key)
+            text = f"part `{name}` scored some answers and abstained on others of the same prompt, in {groups} groups: rewards that are sums of "
+            text += "different parts are compared with each other. Let it return 0, or abstain on all; or set `rewards.LABEL.renormalise`."
+            found.append(("part_uneven", text))
     return found
 
 

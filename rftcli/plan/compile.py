@@ -15,6 +15,7 @@ from rftcli.plan.compile_models import check_models, model_plan, reference_plans
 from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
+from rftcli.plan.compile_rewards import check_overlong, shaping_plan
 from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
 from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
@@ -65,6 +66,7 @@ def compile_plan(
         check_replica(rollout, policy, world, facts, problems, notes)
     check_lengths(recipe, facts, problems)
     check_eval_lengths(recipe, facts, problems)
+    check_overlong(recipe, problems)
     evaluation = eval_plan(recipe, facts, search_path, problems)
     check_stage(recipe, policy, problems)
     check_update(recipe, world, policy, learner, problems)
@@ -88,6 +90,7 @@ def compile_plan(
         data=data_plan(recipe),
         rollout=rollout,
         rewards=reward_plan(recipe, search_path),
+        shaping=shaping_plan(recipe),
         advantage=advantage_plan(recipe),
         loss=loss_plan(recipe),
         batch=batch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rftcli.data.spec import ChatSpec, Columns, DataSpec
+from rftcli.plan.compile_rewards import combine_specs
 from rftcli.plan.compile_sampling import curriculum_plan
 from rftcli.plan.plan import (
     DataPlan,
@@ -68,6 +69,7 @@ def reward_plan(recipe: Recipe, search_path: str) -> RewardPlan:
         max_error_rate=recipe.reward_shaping.max_error_rate,
         score_prefill=recipe.models.policy.chat.score_prefill,
         search_path=search_path,
+        combine=combine_specs(recipe),
     )
 
 
@@ -86,4 +88,6 @@ def _part(part: Any) -> PartSpec:
         options=dict(part.options),
         on_error=part.on_error,
         text=part.text,
+        clip=part.clip,
+        timeout_seconds=part.timeout_seconds,
     )

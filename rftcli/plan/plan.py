@@ -15,9 +15,10 @@ from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
 from rftcli.plan.plan_loss import LossPlan
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
+from rftcli.plan.plan_rewards import ShapingPlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
 from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
-from rftcli.rewards.spec import PartSpec
+from rftcli.rewards.spec import CombineSpec, PartSpec
 
 PLAN_FORMAT = 2
 PROBE_EVERY = 50
@@ -144,6 +145,8 @@ class RewardPlan:
     score_prefill: bool
     search_path: str
     """Folder of the recipe: user modules are imported from there."""
+    combine: Mapping[str, CombineSpec] = field(default_factory=dict)
+    """By label; one that is not here is a plain sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +337,7 @@ class Plan:
     """None where there is no reference."""
     max_tokens: int | None = None
     """Of the whole run: it ends with the step that reaches them."""
+    shaping: ShapingPlan = field(default_factory=ShapingPlan)
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:

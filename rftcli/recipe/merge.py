@@ -62,7 +62,9 @@ def _long_rewards(root: Mapping) -> Mapping:
     for label, entry in rewards.value.entries.items():
         if isinstance(entry.value, Sequence):
             combine = Entry(entry.key, Scalar("sum", True, Place(source=DEFAULT, line=1, column=1, length=0)))
-            entry = Entry(entry.key, Mapping({"combine": combine, "parts": Entry(entry.key, entry.value)}, entry.value.place))
+            kept = Entry(entry.key, Scalar("false", True, Place(source=DEFAULT, line=1, column=1, length=0)))
+            plain = {"combine": combine, "renormalise": kept, "parts": Entry(entry.key, entry.value)}
+            entry = Entry(entry.key, Mapping(plain, entry.value.place))
         entries[label] = entry
     return Mapping({**root.entries, "rewards": Entry(rewards.key, Mapping(entries, rewards.value.place))}, root.place)
 

@@ -40,12 +40,6 @@ KEYS: dict[str, str] = {
     "rollout.max_version_lag": "every rollout uses the newest weights",
     "rollout.vllm": "use the engine `hf`",
     "rewards.LABEL.parts[].model": "use a `python` part that calls the model",
-    "rewards.LABEL.parts[].clip": "clip inside a `python` part",
-    "reward_shaping.overlong": "subtract the penalty in a `python` part",
-    "reward_shaping.running_norm": "rewards are used as they are",
-    "reward_shaping.clip": "clip inside a `python` part",
-    "reward_shaping.truncated": "truncated answers are kept and counted",
-    "reward_shaping.missing_eos_penalty": "subtract the penalty in a `python` part",
 }
 """Pattern of a key -> what holds instead."""
 
@@ -55,7 +49,6 @@ VALUES: dict[str, dict[str, str]] = {
     "models.policy.dtype": {"float16": "float16 needs loss scaling: use bfloat16"},
     "models.policy.attention": {"flex": "use varlen: it packs without compiling a mask for every micro-batch"},
     "rollout.engine": dict.fromkeys(("vllm", "sglang", "diffusers"), "use hf"),
-    "rewards.LABEL.combine": dict.fromkeys(("product", "min", "gate", "python"), "use sum, or combine inside one `python` part"),
     "algorithm.advantage.kind": {
         **dict.fromkeys(
             ("reinforce_pp", "reinforce_pp_baseline", "remax", "opo", "gpg", "grpo_passk", "gdpo", "cpgd", "distill"), "use grpo, rloo or reinforce"

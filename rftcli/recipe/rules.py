@@ -20,6 +20,7 @@ from rftcli.recipe import (
     loss_rules,
     model_rules,
     ppo_rules,
+    reward_rules,
     rollout_rules,
     sampling_rules,
     update_rules,
@@ -172,6 +173,18 @@ RULES: dict[str, Rule] = {
     "part-names": Rule(about=("rewards.LABEL.parts[].name",), text="Parts of a label have different names.", check=data_rules.part_names),
     "unknown-rule": Rule(about=("rewards.LABEL.parts[].rule",), text="A rule is one of the built-in ones.", check=data_rules.known_rule),
     "unknown-option": Rule(about=("rewards.LABEL.parts[].options",), text="A rule takes its own options only.", check=data_rules.known_option),
+    "combine": Rule(
+        about=("rewards.LABEL.combine", "rewards.LABEL.renormalise", "rewards.LABEL.parts[].weight"),
+        text="A gate has something to let pass, and only a sum is renormalised.",
+        check=reward_rules.combine,
+    ),
+    "part-bounds": Rule(about=("rewards.LABEL.parts[].clip",), text="A lower bound lies below the upper one.", check=reward_rules.part_bounds),
+    "reward-bounds": Rule(about=("reward_shaping.clip",), text="A lower bound lies below the upper one.", check=reward_rules.reward_bounds),
+    "truncation": Rule(
+        about=("reward_shaping.truncated", "reward_shaping.truncated_factor", "reward_shaping.missing_eos_penalty"),
+        text="What is said about truncated answers has an effect, and leaves some answers to learn from.",
+        check=reward_rules.truncation,
+    ),
     "no-data": Rule(about=("data.train",), text="There is at least one training set.", check=data_rules.data_empty),
     "data-source": Rule(
         about=(

@@ -32,6 +32,9 @@ def validate(values: dict[str, Any], root: Node, reader: Reader) -> Recipe | Non
                 path = _path(item["loc"], values)
                 if path not in findings or findings[path]["type"] in _TYPE_ERRORS:
                     findings[path] = item
+        for path in [path for path, item in findings.items() if item["type"] in _TYPE_ERRORS]:
+            if any(other != path and other[: len(path)] == path for other in findings):  # another alternative was meant, and has a fault of its own
+                del findings[path]
         for path, item in findings.items():
             if item["type"] == "missing":
                 _report_missing(path, root, reader)
@@ -45,7 +48,7 @@ def validate(values: dict[str, Any], root: Node, reader: Reader) -> Recipe | Non
 def _path(loc: tuple[str | int, ...], values: Any) -> KeyPath:
     """The path of a finding: pydantic's own, without its marks for alternatives of a union."""
     path: list[str | int] = []
-    loc = tuple(piece for piece in loc if piece != "[key]")
+    loc = tuple(piece for piece in loc if piece != "[key]" and not str(piece).startswith("literal["))
     for number, piece in enumerate(loc):
         known = piece in values if isinstance(values, dict) else isinstance(piece, int) and isinstance(values, tuple) and piece < len(values)
         if known:
@@ -53,8 +56,6 @@ def _path(loc: tuple[str | int, ...], values: Any) -> KeyPath:
             values = values[piece]
         elif isinstance(values, dict) and number == len(loc) - 1 and isinstance(piece, str):
             path.append(piece)  # a missing key
-        else:
-            break
     return tuple(path)
 
 
@@ -143,9 +144,9 @@ def _smallest(kind: Kind) -> Any:
         return _required(kind.section)
     if kind.items is not None:
         return ()
-    if kind.values is not None:
-        return {}
-    return 1.0 if kind.number else "-"
+    if kind.integer or kind.number:
+        return 1
+    return {} if kind.values is not None else "a:b"  # a target too
 
 
 def _required(section: type[BaseModel]) -> dict[str, Any]:

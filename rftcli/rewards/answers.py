@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rftcli.rewards import mathtext, rules, simple
+from rftcli.rewards.choice import chosen_letters
 from rftcli.rewards.find_answer import find_answer
 from rftcli.rewards.inputs import cut_after
 from rftcli.rewards.spec import DEFAULT_LABEL, PartSpec
@@ -45,8 +46,19 @@ def regex_key(text: str, options: Mapping[str, Any]) -> str | None:
     return found.strip() or None if found is not None else None
 
 
+def choice_key(text: str, options: Mapping[str, Any]) -> str | None:
+    """The letters in order."""
+    letters = chosen_letters(text, options["choices"], options["several"])
+    return None if letters is None else "".join(sorted(letters))
+
+
 # How to add one: a function (text after `after`, all options of the rule) -> key or None, and a row here.
-READERS: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {"exact": exact_key, "math_answer": math_key, "regex": regex_key}
+READERS: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
+    "choice": choice_key,
+    "exact": exact_key,
+    "math_answer": math_key,
+    "regex": regex_key,
+}
 
 
 def reading_part(parts: Iterable[PartSpec]) -> PartSpec | None:

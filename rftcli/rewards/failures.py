@@ -24,8 +24,9 @@ def count_failures(samples: Iterable[ScoredSample]) -> tuple[int, dict[str, int]
     total, failures = 0, Counter[str]()
     for sample in samples:
         total += 1
-        if sample.reward is None:
-            failures[next((f"{part.name}: {part.error}" for part in sample.parts if part.error is not None and part.weight), ABSTAINED)] += 1
+        if sample.reward is None and sample.shaped is None:  # a masked one could be scored
+            own = [f"{part.name}: {part.error}" for part in sample.parts if part.error is not None and part.weight]
+            failures[next(iter([*own, *([] if sample.error is None else [sample.error])]), ABSTAINED)] += 1
     return total, dict(failures)
 
 

@@ -1,10 +1,12 @@
 """User functions, `python: package.module:function`: found with an error that says what to fix, called with one completion at a time.
 
 A function gets keyword arguments, only those that its signature names (all of them for `**kwargs`): the fields of RECORD, and its part's `options`.
-It returns one number, or None to abstain, and may be `async`. It is called from several threads at once, so it must not rely on signals; `async`
-functions of one table share one event loop. What else it returns or raises is an error of that one sample, as text that names the function.
+It returns one number, None to abstain, or a mapping of named numbers (each None too), and may be `async`. It is called from several threads at once,
+so it must not rely on signals; `async` functions of one table share one event loop. What else it returns or raises is an error of that one sample,
+as text that names the function. A class is made once, with the options, when the table opens; its object is then called like a function, and its
+`close`, if it has one, at the end.
 
-Leaves out the weighted sum (`table`) and limits of time: a function that never returns holds up its step.
+Leaves out combining (`combine`) and limits of time (`limits`): without one, a function that never returns holds up its step.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import asyncio
 import difflib
 import importlib
 import inspect
+import json
 import math
 import numbers
 import os
@@ -42,6 +45,9 @@ RECORD: Mapping[str, str] = {
     "sample": "index within the group, -1 for a greedy twin",
     "draw": "index of the draw, the group's identity",
     "step": "the step of the run, or None outside of one",
+    "total_steps": "steps of the whole run, or None outside of one",
+    "log_extra": "log_extra(name, value): a column of the samples file",
+    "log_metric": "log_metric(name, number): a metric of the step, averaged over all that log it",
 }
 """What a function may ask for, and what it is."""
 ROLES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -51,16 +57,35 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class UserFunction:
-    """A resolved function with its options. Callable from any thread."""
+    """A resolved function with its options. Callable from any thread; one that is a class has to be opened first."""
 
     def __init__(self, target: str, function: Callable[..., Any], wanted: Sequence[str], options: Mapping[str, Any], loop: EventLoop) -> None:
         self._target, self._function, self._wanted, self._options, self._loop = target, function, tuple(wanted), dict(options), loop
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            function.__call__ if isinstance(function, type) else type(function).__call__
+        )
 
-    def __call__(self, record: Mapping[str, Any]) -> Any:
-        """What the function returns for a record with the fields of RECORD. Raises whatever it raises."""
+    def open(self) -> UserFunction:
+        """Make the object of a class; a second time, and for a function, it does nothing. UsageError for whatever the class raises."""
+        if isinstance(self._function, type):
+            try:
+                self._function = self._function(**self._options)
+            except Exception as error:  # code of the user: whatever it raises is its author's to read
+                raise UsageError(f"reward class `{self._target}` could not be made: {describe(error)}") from error
+            self._options = {}
+        return self
+
+    def close(self) -> None:
+        """The object's own `close`, if it has one and was made."""
+        close = getattr(self._function, "close", None)
+        if callable(close) and not isinstance(self._function, type):
+            close()
+
+    def __call__(self, record: Mapping[str, Any], timeout_seconds: float | None = None) -> Any:
+        """What the function returns for a record with the fields it may ask for. Raises whatever it raises; TimeoutError for an `async` one that
+        takes too long, which is cancelled."""
         result = self._function(**{name: record[name] for name in self._wanted}, **self._options)
-        return self._loop.run(result) if self._is_async else result
+        return self._loop.run(result if timeout_seconds is None else _within(result, timeout_seconds)) if self.is_async else result
 
 
 class EventLoop:
@@ -96,6 +121,13 @@ class EventLoop:
         self._loop.close()
 
 
+async def _within(awaitable: Awaitable[Any], seconds: float) -> Any:
+    try:
+        return await asyncio.wait_for(awaitable, seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no value within {seconds:g} seconds") from None
+
+
 async def _cancel_others() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
@@ -103,12 +135,45 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def load_function(target: str, options: Mapping[str, Any], search_path: Iterable[Path | str] = (), loop: EventLoop | None = None) -> UserFunction:
-    """The function `package.module:function`, also `module:Class.method`. Imports the module; directories of `search_path` come before what is
-    installed while it is imported, and behind it afterwards (a module may import its neighbours late).
+class Log:
+    """What a function says about one completion beside its value."""
+
+    def __init__(self) -> None:
+        self.extra: dict[str, Any] = {}
+        self.metrics: list[tuple[str, float]] = []
+
+    def log_extra(self, name: str, value: Any) -> None:
+        """A column of the samples file; what JSON cannot hold is written as text. ValueError for a number that is not finite."""
+        self.extra[str(name)] = json.loads(json.dumps(value, default=str, allow_nan=False))
+
+    def log_metric(self, name: str, value: Any) -> None:
+        """TypeError or ValueError for anything but a finite number."""
+        self.metrics.append((str(name), metric_value(str(name), value)))
+
+
+def metric_value(name: str, value: Any) -> float:
+    """A metric as a finite float; TypeError or ValueError."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"metric `{name}` must be a number, got a {type(value).__name__}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"metric `{name}` is {number}, expected a finite number")
+    return number
+
+
+def load_function(
+    target: str,
+    options: Mapping[str, Any],
+    search_path: Iterable[Path | str] = (),
+    loop: EventLoop | None = None,
+    record: Mapping[str, str] = RECORD,
+) -> UserFunction:
+    """The function or class `package.module:function`, also `module:Class.method`, which may ask for the fields of `record`. Imports the module;
+    directories of `search_path` come before what is installed while it is imported, and behind it afterwards (a module may import its neighbours
+    late).
 
     UsageError: the text is no target, the module is not there or fails, the attribute is not there or not callable, or the signature asks for
-    something that is neither in RECORD nor in `options`.
+    something that is neither in `record` nor in `options`.
     """
     module_name, colon, path = target.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
@@ -124,7 +189,7 @@ def load_function(target: str, options: Mapping[str, Any], search_path: Iterable
             raise UsageError(f"{where} has no `{name}`, for reward function `{target}`", hint=_close(name, vars(module))) from None
     if not callable(value):
         raise UsageError(f"reward function `{target}` is a {type(value).__name__}, which cannot be called")
-    return UserFunction(target, value, _wanted(target, value, options), options, loop or EventLoop())
+    return UserFunction(target, value, _wanted(target, value, options, record), options, loop or EventLoop())
 
 
 def _import(name: str, target: str, search_path: list[str]) -> ModuleType:
@@ -177,26 +242,54 @@ def _close(word: str, known: Iterable[str]) -> str | None:
     return f"did you mean `{close[0]}`?" if close else None
 
 
-def _wanted(target: str, function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
-    """Fields of RECORD to pass. UsageError if the function cannot be called with them and `options`."""
-    clash = sorted(set(options) & set(RECORD))
+def _wanted(target: str, function: Callable[..., Any], options: Mapping[str, Any], record: Mapping[str, str]) -> list[str]:
+    """Fields of `record` to pass. UsageError if the function cannot be called with them and `options`, or the class not made with `options`."""
+    if isinstance(function, type):
+        _check(target, _parameters(target, function), (), options, options)
+        called = dict(list(_parameters(target, function.__call__).items())[1:])  # without self
+        return _check(target, called, record, {}, record)
+    clash = sorted(set(options) & set(record))
     if clash:
         raise UsageError(f"reward function `{target}`: options {clash} have names that the record of a completion has")
+    return _check(target, _parameters(target, function), record, options, record)
+
+
+def _parameters(target: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        parameters = inspect.signature(function).parameters
+        return inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
         raise UsageError(f"reward function `{target}` has no signature to read: {error}") from None
+
+
+def _check(
+    target: str, parameters: Mapping[str, inspect.Parameter], record: Iterable[str], options: Mapping[str, Any], known: Iterable[str]
+) -> list[str]:
+    """Names of `record` that the signature takes. `known`: what a hint may suggest."""
+    fields = tuple(record)
     everything = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     named = {name: item for name, item in parameters.items() if item.kind in ROLES}
     for name, item in parameters.items():
         required = item.default is inspect.Parameter.empty and item.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        if required and (name not in named or (name not in RECORD and name not in options)):
-            hint = _close(name, RECORD) or f"it may ask for {', '.join(RECORD)}, and for its `options`"
+        if required and (name not in named or (name not in fields and name not in options)):
+            if not fields:
+                raise UsageError(f"reward class `{target}` asks for `{name}`, which its `options` do not have", hint=_close(name, known))
+            hint = _close(name, known) or f"it may ask for {', '.join(fields)}, and for its `options`"
             raise UsageError(f"reward function `{target}` asks for `{name}`, which no completion has", hint=hint)
     unknown = sorted(name for name in options if name not in named and not everything)
     if unknown:
         raise UsageError(f"reward function `{target}` takes no option {', '.join(f'`{name}`' for name in unknown)}", hint=_close(unknown[0], named))
-    return [name for name in RECORD if everything or name in named]
+    return [name for name in fields if everything or name in named]
+
+
+def as_values(name: str, value: Any) -> dict[str | None, float | None]:
+    """What a function returned, as name of the value -> number or None; a bare number has the name None. TypeError or ValueError as `as_number`.
+
+    >>> as_values("m:f", 1), as_values("m:f", {"short": 0.5, "kind": None})
+    ({None: 1.0}, {'short': 0.5, 'kind': None})
+    """
+    if not isinstance(value, Mapping) or not value:
+        return {None: as_number(name, value)}
+    return {str(key): as_number(f"{name}` for `{key}", item) for key, item in value.items()}
 
 
 def as_number(name: str, value: Any) -> float | None:

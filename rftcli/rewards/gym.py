@@ -25,7 +25,7 @@ class ReasoningGym(HeavyRule):
         self, item: RuleInput, *, task: str | None = None, extract: str = "whole", after: str | None = None, time_limit_seconds: float = 10.0
     ) -> float:
         """`task` None: the one that the entry names. ValueError for a row without such an entry."""
-        entry = _entry(item.columns)
+        entry = read_entry(item.columns)
         task = task or entry["metadata"].get("source_dataset")
         if not isinstance(task, str):
             raise ValueError("the entry's metadata name no `source_dataset`; set the option `task`")
@@ -58,7 +58,8 @@ def answer_part(text: str, extract: str) -> str | None:
     return (answer.strip() or None) if closing and opening else None
 
 
-def _entry(columns: Mapping[str, Any]) -> Mapping[str, Any]:
+def read_entry(columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What reasoning-gym gave with the row. ValueError for a row without it."""
     entry = columns.get("entry")
     if not isinstance(entry, Mapping) or not {"question", "answer", "metadata"} <= set(entry) or not isinstance(entry["metadata"], Mapping):
         raise ValueError("the row has no column `entry` with question, answer and metadata")

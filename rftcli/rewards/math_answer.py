@@ -30,12 +30,13 @@ def readable_gold(reference: Any) -> str | None:
     ('36', None)
     """
     try:
-        return " | ".join(_gold(text).text for text in references(reference))
+        return " | ".join(read_gold(text).text for text in references(reference))
     except ValueError:
         return None
 
 
-def _gold(text: str) -> mathtext.Answer:
+def read_gold(text: str) -> mathtext.Answer:
+    """A reference as an answer. ValueError for one that cannot be read."""
     found = find_answer(text, read=("boxed", "hashes"))
     answer = mathtext.read(text if found is None else found)
     if not any(character.isalnum() for character in answer.text):
@@ -54,7 +55,7 @@ class MathAnswer(HeavyRule):
         self._workers = WorkerPool("rftcli.rewards.math_worker") if algebra else None
 
     def __call__(self, item: RuleInput, *, after: str | None = None, read: Sequence[str] = READ, time_limit_seconds: float = 5.0) -> float:
-        golds = [_gold(text) for text in references(item.reference)]
+        golds = [read_gold(text) for text in references(item.reference)]
         text = cut_after(item.text, after)
         found = None if text is None else find_answer(text, read)
         if found is None:

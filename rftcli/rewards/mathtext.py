@@ -9,8 +9,8 @@ brackets of a single choice letter. `\dfrac` is `\frac`; hyphens and minus signs
 - Units and currency are dropped, never compared or converted: 45^\circ, 45 degrees and 45 cm equal 45; 5 km is 5 and not 5000 m. So a lone
   `5 m` or `5m` is 5, also where m was meant as a variable.
 
-Numbers (`as_number`): integers, decimals, powers of ten, fractions, mixed numbers, roots of perfect squares, nested and with a sign. They are
-compared exactly, except that a decimal of six or more places equals whatever lies within 1e-6 of it.
+Numbers (`as_number`): integers, also in a base that is written (`1010_2` is 10), decimals, powers of ten, fractions, mixed numbers, roots of perfect
+squares, nested and with a sign. They are compared exactly, except that a decimal of six or more places equals whatever lies within 1e-6 of it.
 """
 
 from __future__ import annotations
@@ -179,6 +179,7 @@ def _has_variable(text: str) -> bool:
 
 
 _PLAIN = re.compile(rf"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)({POWER_OF_TEN})?")  # no commas: (1,234) is a point
+_BASE = re.compile(r"([0-9][0-9A-Z]*)_\{? ?([0-9]{1,2}) ?\}?")
 _MIXED = re.compile(r"([0-9]+) ?(\\frac.+|(?<= )[0-9]+/[0-9]+)")
 _SQRT = re.compile(r"\\sqrt ?\{(.+)\}|\\sqrt ?([0-9])|sqrt ?\((.+)\)|√ ?\(?([0-9]+)\)?")
 
@@ -197,6 +198,9 @@ def as_number(text: str, depth: int = 0) -> Fraction | None:
         return number if number is None or text[0] == "+" else -number
     if plain := _PLAIN.fullmatch(text):
         return _plain(plain[1], plain[2])
+    if based := _BASE.fullmatch(text):
+        base = int(based[2])
+        return Fraction(int(based[1], base)) if 2 <= base <= 36 and all(int(digit, 36) < base for digit in based[1]) else None
     if text[0] in "{(" and _closing(text, 0) == len(text) - 1:
         return as_number(text[1:-1], depth + 1)
     if mixed := _MIXED.fullmatch(text):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rftcli.errors import MachineError, UsageError
-from rftcli.rewards import simple
+from rftcli.rewards import choice, code_tests, cosine, instructions, json_form, simple, words
 from rftcli.rewards.find_answer import READ
 
 EXTRACT = ("whole", "last_line", "answer_tag", "last_number")
@@ -54,25 +54,55 @@ def _check_gym(options: Mapping[str, Any]) -> list[str]:
     return problems + simple.check_time_limit(options)
 
 
+def _check_cosine(options: Mapping[str, Any]) -> list[str]:
+    problems = [] if options["max_tokens"] >= 1 else [f"option `max_tokens` must be at least 1, got {options['max_tokens']}"]
+    for name in ("right", "wrong"):
+        pair = options[name]
+        if len(pair) != 2 or not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in pair):
+            problems.append(f"option `{name}` is two numbers, of the shortest and of the longest answer, got {list(pair)}")
+    if options["rule"] == "cosine_length":
+        return [*problems, "option `rule` is another rule, which says what is right"]
+    return problems + check_options(options["rule"], options["rule_options"] or {})
+
+
 TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "after": ("text or null", (str, type(None))),
     "answer_tag": ("text or null", (str, type(None))),
+    "articles": ("true or false", (bool,)),
+    "buffer": ("a whole number of tokens", (int,)),
     "casefold": ("true or false", (bool,)),
+    "checks": ("a list or null", (list, tuple, type(None))),
+    "choices": ("text", (str,)),
     "dotall": ("true or false", (bool,)),
     "extract": ("text", (str,)),
+    "fence": ("true or false", (bool,)),
     "full": ("true or false", (bool,)),
     "group": ("a group's name or number, or null", (str, int, type(None))),
     "ignore_case": ("true or false", (bool,)),
+    "isolated": ("true or false", (bool,)),
     "limit": ("a whole number of tokens", (int,)),
+    "max_tokens": ("a whole number of tokens", (int,)),
+    "memory_mib": ("a whole number of MiB", (int,)),
+    "most_tests": ("a whole number or null", (int, type(None))),
+    "n": ("a whole number", (int,)),
+    "partial": ("true or false", (bool,)),
     "pattern": ("text", (str,)),
+    "penalty": ("a number", (int, float)),
     "read": ("a list", (list, tuple)),
     "reverse": ("true or false", (bool,)),
+    "right": ("a list of two numbers", (list, tuple)),
+    "rule": ("the name of a rule", (str,)),
+    "rule_options": ("a mapping or null", (dict, type(None))),
+    "schema": ("a mapping or null", (dict, type(None))),
+    "several": ("true or false", (bool,)),
     "strip": ("true or false", (bool,)),
     "tag": ("text", (str,)),
     "target": ("a whole number of tokens", (int,)),
     "task": ("text or null", (str, type(None))),
+    "tests": ("the name of a column or null", (str, type(None))),
     "time_limit_seconds": ("a number of seconds", (int, float)),
     "whitespace": ("true or false", (bool,)),
+    "wrong": ("a list of two numbers", (list, tuple)),
 }
 """Option -> (what it is, its types). An option of one name is the same thing in every rule."""
 
@@ -102,7 +132,16 @@ def check_options(rule: str, options: Mapping[str, Any]) -> list[str]:
 
 def needs_reference(rule: str, options: Mapping[str, Any]) -> bool:
     """Whether every row that this rule scores must have a reference answer."""
-    return RULES[rule].needs_reference or options.get("group") is not None
+    full = {**RULES[rule].options, **options}
+    if rule == "cosine_length":
+        return needs_reference(full["rule"], full["rule_options"] or {})
+    if rule in BY_ROW:
+        return full[BY_ROW[rule]] is None
+    return RULES[rule].needs_reference or full.get("group") is not None
+
+
+BY_ROW = {"code_tests": "tests", "json_schema": "schema"}
+"""Rule -> the option that takes the place of the row's reference."""
 
 
 def _did_you_mean(word: Any, known: Iterable[str]) -> str:
@@ -132,11 +171,56 @@ def open_rule(rule: str) -> Callable[..., float | None]:
 # How to add one: write the function (a heavy one in a module of its own, as "module:name"), add a row, and give each new option a row in TYPES.
 # A test holds every row to its function's signature.
 RULES: dict[str, Rule] = {
+    "choice": Rule(
+        function=choice.choice,
+        options={"choices": choice.LETTERS, "several": False, "after": None},
+        needs_reference=True,
+        summary="1 if the letter that the answer chooses is the reference",
+        check=choice.check_choice,
+    ),
+    "code_tests": Rule(
+        function=code_tests.code_tests,
+        options={
+            "tests": None, "partial": False, "fence": True, "most_tests": None, "memory_mib": 1024, "isolated": False, "after": None,
+            "time_limit_seconds": 5.0,
+        },
+        needs_reference=False,
+        summary="1 if the Python program in the answer passes the row's tests, in a process of its own",
+        check=code_tests.check_code,
+    ),
+    "cosine_length": Rule(
+        function=cosine.CosineLength,
+        options={"max_tokens": REQUIRED, "rule": "math_answer", "rule_options": None, "right": cosine.RIGHT, "wrong": cosine.WRONG},
+        needs_reference=False,
+        summary="another rule says what is right, and length along a cosine what that is worth",
+        check=_check_cosine,
+    ),
     "exact": Rule(
         function=simple.exact,
         options={"after": None, "strip": True, "casefold": False, "whitespace": False},
         needs_reference=True,
         summary="1 if the answer equals the reference, or one of them",
+    ),
+    "f1": Rule(
+        function=words.f1,
+        options={"after": None, "articles": False},
+        needs_reference=True,
+        summary="F1 of the answer's words with the reference's, as in SQuAD",
+    ),
+    "instructions": Rule(
+        function=instructions.instructions,
+        options={"checks": None, "partial": False, "after": None},
+        needs_reference=False,
+        summary="1 if the answer follows the instructions that IFEval knows: word counts, keywords, language, ...",
+        check=instructions.check_instructions,
+    ),
+    "json_schema": Rule(
+        function=json_form.json_schema,
+        options={"schema": None, "fence": True, "after": None},
+        needs_reference=False,
+        summary="1 if the answer is JSON that fits a schema",
+        check=json_form.check_schema,
+        package=("jsonschema", json_form.INSTALL),
     ),
     "length": Rule(
         function=simple.length,
@@ -152,6 +236,13 @@ RULES: dict[str, Rule] = {
         summary="1 if the last box, `####` line or number equals the reference as mathematics",
         check=_check_math,
     ),
+    "overlong": Rule(
+        function=simple.overlong,
+        options={"limit": REQUIRED, "buffer": REQUIRED},
+        needs_reference=False,
+        summary="0 up to `limit` - `buffer` tokens, falling to -1 at `limit` (DAPO)",
+        check=simple.check_overlong,
+    ),
     "reasoning_gym": Rule(
         function="rftcli.rewards.gym:ReasoningGym",
         options={"task": None, "extract": "whole", "after": None, "time_limit_seconds": 10.0},
@@ -166,6 +257,13 @@ RULES: dict[str, Rule] = {
         needs_reference=False,
         summary="1 if a pattern is found, or if one of its groups equals the reference",
         check=simple.check_regex,
+    ),
+    "repetition": Rule(
+        function=words.repetition,
+        options={"n": 3, "penalty": -1.0},
+        needs_reference=False,
+        summary="a penalty for the share of n-grams of words that are repeated",
+        check=words.check_repetition,
     ),
     "think_format": Rule(
         function=simple.think_format,

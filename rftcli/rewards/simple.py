@@ -1,4 +1,4 @@
-"""The light rules: exact, regex, think_format, length, and the checks of their options.
+"""The light rules: exact, regex, think_format, length, overlong, and the checks of their options.
 
 Leaves out the table that names them (`rules`) and everything that needs a helper process.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import regex as regular_expressions  # its searches take a time limit and let other threads run
 
+from rftcli.algo.shaping import overlong_penalty
 from rftcli.rewards.inputs import RuleInput, cut_after, references
 
 
@@ -89,6 +90,16 @@ def length(item: RuleInput, *, target: int, limit: int, reverse: bool = False) -
     """1 up to `target` tokens, falling in a straight line to 0 at `limit`. `reverse`: 0 up to `target`, rising to 1 at `limit`."""
     short = min(1.0, max(0.0, (limit - item.tokens) / (limit - target)))
     return 1.0 - short if reverse else short
+
+
+def overlong(item: RuleInput, *, limit: int, buffer: int) -> float:
+    """0 up to limit - buffer tokens, falling in a straight line to -1 at `limit` (DAPO, arXiv:2503.14476)."""
+    return overlong_penalty(item.tokens, limit, buffer)
+
+
+def check_overlong(options: Mapping[str, Any]) -> list[str]:
+    limit, buffer = options["limit"], options["buffer"]
+    return [] if 0 < buffer <= limit else [f"options `buffer` and `limit` must satisfy 0 < buffer <= limit, got {buffer} and {limit}"]
 
 
 def check_regex(options: Mapping[str, Any]) -> list[str]:

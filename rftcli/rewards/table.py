@@ -1,30 +1,34 @@
 """The reward table: for each label a few weighted parts. Completions in, scored samples out; the Scorer of a run.
 
-r = sum of w_j s_j over the parts that gave a value; weights are used as they are. A part that abstains is left out. A part that errors leaves the
-sample without a reward, unless its `on_error` says otherwise. Parts of weight 0 are logged only: they neither give a sample its reward nor, by an
-error, take it away. A sample without a value from any weighted part has the reward None, which is not 0.
+Parts are scored as soon as a completion is there, side by side. How their values become a reward is in `combine`; a label whose parts are combined
+by a function of the user waits for the end of the stream, because that sees whole groups.
 
-Leaves out what a run does about too many failures (`failures.ErrorWindow`), and shaping of the sum.
+Leaves out what a run does about too many failures (`failures.ErrorWindow`), and shaping of the result (the training loop's).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rftcli.errors import RftError, UsageError
-from rftcli.rewards.functions import EventLoop, as_number, describe, load_function
+from rftcli.rewards.combine import GROUP_RECORD, combine_group, combined
+from rftcli.rewards.functions import EventLoop, Log, UserFunction, as_values, describe, load_function
 from rftcli.rewards.inputs import HeavyRule, RuleInput
+from rftcli.rewards.limits import TimedCalls
 from rftcli.rewards.rules import check_options, open_rule
-from rftcli.rewards.spec import DEFAULT_LABEL, PartSpec
+from rftcli.rewards.spec import DEFAULT_LABEL, PLAIN_SUM, CombineSpec, PartSpec
 from rftcli.types import Completion, PartScore, ScoredSample
 
-Part = Callable[[Completion, str, "int | None"], Any]
-"""(completion, the text this part reads, step) -> what the rule or function said, unchecked."""
+Part = Callable[[Completion, str, "int | None", Log], Any]
+"""(completion, the text this part reads, step, where it may log) -> what the rule or function said, unchecked."""
+NO_COMBINES: Mapping[str, CombineSpec] = MappingProxyType({})
 
 
 class RewardTable:
@@ -38,17 +42,23 @@ class RewardTable:
         self,
         parts_by_label: Mapping[str, Sequence[PartSpec]],
         *,
+        combine: Mapping[str, CombineSpec] = NO_COMBINES,
         score_prefill: bool = True,
         search_path: Iterable[Path | str] = (),
         threads: int = 8,
+        total_steps: int | None = None,
     ) -> None:
         self.step: int | None = None
+        self._total_steps = total_steps
         self._score_prefill = score_prefill
         self._rules: dict[str, Callable[..., Any]] = {}
+        self._functions: list[UserFunction] = []
         self._loop = EventLoop()
+        self._combine = dict(combine)
         search_path = tuple(search_path)
         try:
             self._parts = {label: self._open(label, parts, search_path) for label, parts in parts_by_label.items()}
+            self._by_group = {label: self._load(spec, search_path, GROUP_RECORD) for label, spec in combine.items() if spec.how == "python"}
         except BaseException:
             self._close_rules()
             raise
@@ -57,6 +67,17 @@ class RewardTable:
     def score(self, completions: Iterable[Completion]) -> Iterator[ScoredSample]:
         """Each completion once, in the order in which scoring ends. `completions` is iterated here, in the caller's thread, and each one is handed
         on at once, so slow rewards run while the engine still generates. RftError for a part that failed with `on_error: stop`."""
+        groups: dict[int, list[ScoredSample]] = defaultdict(list)
+        for sample in self._scored(completions):
+            if self._label_of(sample.completion) in self._by_group:
+                groups[sample.completion.prompt.draw].append(sample)
+            else:
+                yield sample
+        for group in groups.values():
+            yield from self._combine_group(group)
+
+    def _scored(self, completions: Iterable[Completion]) -> Iterator[ScoredSample]:
+        """The samples, combined as far as one completion alone allows."""
         pending: set[Future[ScoredSample]] = set()
         try:
             for completion in completions:
@@ -81,64 +102,105 @@ class RewardTable:
         for rule in self._rules.values():
             if isinstance(rule, HeavyRule):
                 rule.close()
+        for function in self._functions:
+            function.close()
 
-    def _open(self, label: str, parts: Sequence[PartSpec], search_path: tuple[Path | str, ...]) -> tuple[tuple[PartSpec, Part], ...]:
+    def _open(self, label: str, parts: Sequence[PartSpec], search_path: tuple[Path | str, ...]) -> tuple[OpenPart, ...]:
         if not any(part.weight for part in parts):
             raise UsageError(f"rewards.{label} has no part with a weight other than 0, so nothing would have a reward")
-        return tuple((part, self._open_part(label, part, search_path)) for part in parts)
+        return tuple(OpenPart(part, self._open_part(label, part, search_path)) for part in parts)
 
     def _open_part(self, label: str, part: PartSpec, search_path: tuple[Path | str, ...]) -> Part:
         options = dict(part.options)
         if part.kind == "python":
-            function = load_function(part.target, options, search_path, self._loop)
-            return lambda completion, text, step: function(record(completion, text, step))
+            function = self._load(part, search_path)
+            limit = part.timeout_seconds  # of an async one, which is cancelled before it is left behind
+            return lambda completion, text, step, log: function(record(completion, text, step, self._total_steps, log), limit)
         if problems := check_options(part.target, options):
             raise UsageError(f"rewards.{label}: part `{part.name}`: " + "; ".join(problems))
         if part.target not in self._rules:
             self._rules[part.target] = open_rule(part.target)
         rule = self._rules[part.target]
-        return lambda completion, text, step: rule(rule_input(completion, text), **options)
+        return lambda completion, text, step, log: rule(rule_input(completion, text), **options)
 
-    def _score_one(self, completion: Completion, step: int | None) -> ScoredSample:
+    def _load(self, spec: PartSpec | CombineSpec, search_path: tuple[Path | str, ...], *record: Mapping[str, str]) -> UserFunction:
+        assert spec.target is not None
+        function = load_function(spec.target, spec.options, search_path, self._loop, *record).open()
+        self._functions.append(function)
+        return function
+
+    def _label_of(self, completion: Completion) -> str:
+        """The entry that scores it. RftError if there is none."""
         label = completion.prompt.label
-        parts = self._parts.get(label, self._parts.get(DEFAULT_LABEL))
-        if parts is None:
+        if label in self._parts:
+            return label
+        if DEFAULT_LABEL not in self._parts:
             raise RftError(
                 f"row {completion.prompt.row_id} has the label `{label}`, for which there are no rewards",
                 hint=f"add rewards.{label}, or rewards.{DEFAULT_LABEL} for all labels without an entry",
             )
-        scores = tuple(self._score_part(spec, part, completion, step) for spec, part in parts)
-        return ScoredSample(completion=completion, parts=scores, reward=weighted_sum([spec for spec, _ in parts], scores))
+        return DEFAULT_LABEL
 
-    def _score_part(self, spec: PartSpec, part: Part, completion: Completion, step: int | None) -> PartScore:
-        text = completion.text if spec.text == "clean" else completion.text_with_special
-        if self._score_prefill:
-            text = completion.prompt.prefill + text
+    def _score_one(self, completion: Completion, step: int | None) -> ScoredSample:
+        entry = self._label_of(completion)
+        log = Log()
+        scores = [(opened.spec, score) for opened in self._parts[entry] for score in self._score_part(opened, completion, step, log)]
+        how = self._combine.get(entry, PLAIN_SUM)
+        parts = tuple(score for _, score in scores)
+        reward = None if how.how == "python" else combined(how, [spec for spec, _ in scores], parts)
+        return ScoredSample(completion=completion, parts=parts, reward=reward, extra=dict(log.extra), metrics=tuple(log.metrics))
+
+    def _combine_group(self, group: list[ScoredSample]) -> list[ScoredSample]:
+        entry = self._label_of(group[0].completion)
+        specs = [opened.spec for opened in self._parts[entry]]
+        target = self._combine[entry].target
+        assert target is not None
+        texts = {sample.completion.sample: self._text(sample.completion, "clean") for sample in group}
+        return combine_group(self._by_group[entry], target, specs, group, texts, step=self.step, total_steps=self._total_steps)
+
+    def _text(self, completion: Completion, kind: str) -> str:
+        text = completion.text if kind == "clean" else completion.text_with_special
+        return completion.prompt.prefill + text if self._score_prefill else text
+
+    def _score_part(self, opened: OpenPart, completion: Completion, step: int | None, log: Log) -> list[PartScore]:
+        """One score; several where a function returned named values."""
+        spec = opened.spec
+        text = self._text(completion, spec.text)
         start = time.perf_counter()
-        value, error = None, None
+        values: dict[str | None, float | None] = {None: None}
+        error = None
         try:
-            value = as_number(spec.target, part(completion, text, step))
+            values = as_values(spec.target, opened.call(completion, text, step, log))
         except (Exception, SystemExit, asyncio.CancelledError) as caught:  # anybody's code: whatever it raises is a value (or a stop), never a crash
             error = f"{spec.target}: {describe(caught)}" if spec.kind == "python" else describe(caught, place=False)
             if spec.on_error == "stop":
                 where = f"row {completion.prompt.row_id} (draw {completion.prompt.draw}, sample {completion.sample})"
                 message = f"reward part `{spec.name}` failed on {where}: {error}"
                 raise RftError(message, hint=f"`on_error: stop` is set for `{spec.name}`; `fail_sample` would drop the sample") from caught
-        return PartScore(name=spec.name, value=value, weight=spec.weight, seconds=time.perf_counter() - start, error=error)
+        seconds = time.perf_counter() - start
+        return [
+            PartScore(
+                name=spec.name if name is None else f"{spec.name}.{name}",
+                value=value if value is None or spec.clip is None else min(max(value, spec.clip[0]), spec.clip[1]),
+                weight=spec.weight,
+                seconds=seconds,
+                error=error,
+            )
+            for name, value in values.items()
+        ]
 
 
-def weighted_sum(specs: Sequence[PartSpec], scores: Sequence[PartScore]) -> float | None:
-    """The reward of one completion from its parts, as the module says.
+class OpenPart:
+    """A part ready to be called, within its limit of time if it has one."""
 
-    >>> spec, score = PartSpec(name="a", kind="rule", target="exact", weight=0.5), PartScore(name="a", value=1.0, weight=0.5, seconds=0.0)
-    >>> weighted_sum([spec], [score])
-    0.5
-    """
-    counted = [(spec, score) for spec, score in zip(specs, scores, strict=True) if spec.weight]
-    if any(score.error is not None and spec.on_error != "abstain" for spec, score in counted):
-        return None
-    given = [spec.weight * score.value for spec, score in counted if score.value is not None]
-    return sum(given) if given else None
+    def __init__(self, spec: PartSpec, part: Part) -> None:
+        self.spec, self._part = spec, part
+        self._timed = None if spec.timeout_seconds is None else TimedCalls()
+
+    def call(self, completion: Completion, text: str, step: int | None, log: Log) -> Any:
+        if self._timed is None or self.spec.timeout_seconds is None:
+            return self._part(completion, text, step, log)
+        return self._timed.call(lambda: self._part(completion, text, step, log), self.spec.timeout_seconds)
 
 
 def rule_input(completion: Completion, text: str) -> RuleInput:
@@ -155,7 +217,7 @@ def rule_input(completion: Completion, text: str) -> RuleInput:
     )
 
 
-def record(completion: Completion, text: str, step: int | None) -> Mapping[str, Any]:
+def record(completion: Completion, text: str, step: int | None, total_steps: int | None, log: Log) -> Mapping[str, Any]:
     """The fields of `functions.RECORD`. Lists are new for every call: a function may change them."""
     prompt = completion.prompt
     return {
@@ -171,4 +233,7 @@ def record(completion: Completion, text: str, step: int | None) -> Mapping[str, 
         "sample": completion.sample,
         "draw": prompt.draw,
         "step": step,
+        "total_steps": total_steps,
+        "log_extra": log.log_extra,
+        "log_metric": log.log_metric,
     }

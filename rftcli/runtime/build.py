@@ -22,7 +22,7 @@ from rftcli.engines.shaping import rules_of
 from rftcli.engines.table import sampler_class
 from rftcli.errors import RftError
 from rftcli.models.export import export_hf
-from rftcli.models.load import eos_ids, num_parameters, pad_id
+from rftcli.models.load import eos_ids, num_parameters, pad_id, special_tokens
 from rftcli.models.policy import CausalPolicy
 from rftcli.models.probe import TOLERANCE_8_BITS, Agreement, agreement
 from rftcli.observe.lessons import LessonState, lessons
@@ -30,6 +30,7 @@ from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.answers import Answers
 from rftcli.rewards.failures import ErrorWindow
+from rftcli.rewards.literals import hidden_literals
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
@@ -51,6 +52,7 @@ from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.drawing import NOTHING, Memory
 from rftcli.stages.evaluate import EvalSet
+from rftcli.stages.shape import RunningNorm
 from rftcli.stages.supervised import SupervisedStream
 
 
@@ -93,6 +95,7 @@ class Job:
     totals: Totals
     lessons: LessonState
     errors: ErrorWindow
+    running_norm: RunningNorm
     trackers: Trackers | None
     profiler: StepProfiler
     tokenizer: Any
@@ -255,7 +258,10 @@ def make_answers(plan: Plan) -> Answers:
 
 
 def make_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
-    return RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths)
+    rewards = plan.rewards
+    return RewardTable(
+        rewards.labels, combine=rewards.combine, score_prefill=rewards.score_prefill, search_path=paths, total_steps=plan.steps
+    )
 
 
 def bound_loss(plan: Plan, paths: list[Path]) -> Callable[..., Any] | None:
@@ -269,13 +275,17 @@ def bound_loss(plan: Plan, paths: list[Path]) -> Callable[..., Any] | None:
 def reward_sources(plan: Plan) -> tuple[Path, ...]:
     """Source files of the user's reward functions, so that a checkpoint can be evaluated without them."""
     found = []
+    combines = (*plan.rewards.combine.values(), *plan.eval_rewards.combine.values())
+    targets = [spec.target for spec in combines if spec.target is not None]
     for parts in (*plan.rewards.labels.values(), *plan.eval_rewards.labels.values()):
         for part in parts:
             if part.kind == "python":
-                module = sys.modules.get(part.target.partition(":")[0])
-                file = None if module is None else inspect.getsourcefile(module)
-                if file is not None and Path(file).is_relative_to(plan.rewards.search_path):
-                    found.append(Path(file))
+                targets.append(part.target)
+    for target in targets:
+        module = sys.modules.get(target.partition(":")[0])
+        file = None if module is None else inspect.getsourcefile(module)
+        if file is not None and Path(file).is_relative_to(plan.rewards.search_path):
+            found.append(Path(file))
     return tuple(dict.fromkeys(found))
 
 
@@ -305,6 +315,8 @@ def build(
     eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths)
     own_loss = bound_loss(plan, paths)
     tokenizer = make_tokenizer(plan.policy)
+    for text in hidden_literals(plan.rewards.labels, special_tokens(tokenizer)):
+        emit.warn("special_token_literal", text)
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
@@ -339,11 +351,12 @@ def build(
     kl = None if plan.kl is None else KlControl(plan.kl)
     entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
-    totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)
+    totals, window, running_norm = Totals(), ErrorWindow(plan.rewards.max_error_rate), RunningNorm()
     taught = LessonState(on_policy=plan.batch.needs_prepass is None and not plan.loss.reads_sampler)
     early_stop, latest = EarlyStop(plan=plan.early_stop, world=world, max_tokens=plan.max_tokens), Latest()
     registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": taught}
     kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
+    kept["running_norm"] = None if plan.shaping.running_norm == "off" else running_norm
     kept["entropy"] = None if plan.loss.entropy_controller is None else entropy
     registry |= {name: item for name, item in kept.items() if item is not None}
     registry |= {"early_stop": early_stop, "latest": latest}
@@ -360,7 +373,7 @@ def build(
         emit=emit, watch=watch,
         roles=Roles(policy=learner, reference=reference, critic=critic), trained=Trained(learner, critic), kl=kl, supervised=supervised,
         entropy=entropy, own_loss=own_loss,
-        sampler=sampler, source=source, scorer=scorer, errors=window,
+        sampler=sampler, source=source, scorer=scorer, errors=window, running_norm=running_norm,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
         tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, memory=memory, first_step=first_step,

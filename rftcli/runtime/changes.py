@@ -157,6 +157,8 @@ CHANGES: dict[str, tuple[str, str]] = {
     "rewards.max_error_rate": (FREE, "when to give up"),
     "rewards.search_path": (FREE, "where code is found; what it does is not compared"),
     "rewards.**": (RISKY, "another reward"),
+    "shaping.max_new_tokens": (FOLLOWS, "from the rollout"),
+    "shaping.**": (RISKY, "another reward"),
     "advantage.**": (RISKY, "another estimator"),
     "loss.**": (RISKY, "another loss"),
     "batch.equation": (FOLLOWS, "words"),

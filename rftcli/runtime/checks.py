@@ -28,7 +28,7 @@ from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.measure import Measured, MeasureJob, measure, raise_machine
 from rftcli.runtime.references import ReferenceFinding, check_references
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 """To be raised when a check changes its meaning."""
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.gguf")
 REFERENCE_HINT = "correct those rows, or leave them out with `where`; `data.check_reference: off` does without this check"
@@ -121,7 +121,7 @@ def check_rows(
     warnings = [one.text for one in found.overlaps]
     places = {item.spec.name: item.place for item in (*held_out, *train)}
     for one in found.references:
-        if how == "refuse":
+        if how == "refuse" or one.unreadable:
             problems.append(loaded.problem(places[one.source], one.text, hint=REFERENCE_HINT))
         else:
             warnings.append(f"{one.text}; {REFERENCE_HINT}")

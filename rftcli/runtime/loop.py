@@ -19,6 +19,7 @@ from rftcli.runtime.tell import all_records, evaluated, replaced_records, step_m
 from rftcli.stages.collect import Collected, collect
 from rftcli.stages.credit import Credited, credit
 from rftcli.stages.learn import learn
+from rftcli.stages.shape import shape
 from rftcli.types import Update
 
 SAMPLER_GAP = {"float32": 1e-3, "bfloat16": 0.1}
@@ -40,6 +41,7 @@ def run(job: Job) -> str | None:
         job.profiler.at(step)
         job.scorer.step = step
         collected = collect(job.source, sampler, job.scorer, plan, world, step=step, clock=watch.clock, tick=emit.progress, memory=job.memory)
+        collected = shape(collected, plan.shaping, job.running_norm, world)
         watch.add("rollout", collected.rollout_seconds)
         watch.add("score", collected.score_seconds)
         with watch.time("credit"):

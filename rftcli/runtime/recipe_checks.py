@@ -12,6 +12,7 @@ from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.sections import Recipe
+from rftcli.rewards.combine import GROUP_RECORD
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import check_options
 from rftcli.runtime.own_loss import load_loss
@@ -26,6 +27,11 @@ def reward_problems(loaded: LoadedRecipe) -> list[Problem]:
         tables.append((("eval", "rewards"), scoring(loaded.recipe)))
     places = [((*key, label), entry) for key, recipe in tables for label, entry in recipe.rewards.items()]
     for place, entry in places:
+        if not isinstance(entry.combine, str):
+            try:
+                load_function(entry.combine.python, entry.combine.options, [folder], record=GROUP_RECORD)
+            except UsageError as error:
+                problems.append(loaded.problem(format_path((*place, "combine", "python")), error.message, hint=error.hint))
         for index, part in enumerate(entry.parts):
             where = format_path((*place, "parts", index))
             if part.rule is not None:

@@ -99,7 +99,13 @@ def _interval(values: Sequence[float]) -> Mapping[str, float]:
 
 
 def _full_mark(rewards: RewardPlan, label: str) -> float | None:
-    """The best reward a label can give when every part says 1; None if nothing is rewarded."""
-    parts = rewards.labels.get(label, rewards.labels.get("default", ()))
-    total = sum(part.weight for part in parts if part.weight > 0)
-    return total or None
+    """The reward of a label when every part with a positive weight says 1 (or its upper bound); 1 where a function combines the parts; None if
+    nothing is rewarded."""
+    entry = label if label in rewards.labels else "default"
+    how = rewards.combine[entry].how if entry in rewards.combine else "sum"
+    best = [part.weight * (1.0 if part.clip is None else min(1.0, part.clip[1])) for part in rewards.labels.get(entry, ()) if part.weight]
+    positive = [value for value in best if value > 0]
+    if how == "python" or not best:
+        return 1.0 if best else None
+    found = {"sum": sum(positive), "product": math.prod(best), "min": min(best), "gate": sum(value for value in best[1:] if value > 0)}[how]
+    return found if found > 0 else None

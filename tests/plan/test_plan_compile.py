@@ -319,8 +319,11 @@ OTHER: dict[str, str] = {
     "rollout.hf.options.suppress_tokens": "[4]",
     "rewards.LABEL.parts[].rule": "length", "rewards.LABEL.parts[].python": "'a:b'", "rewards.LABEL.parts[].name": "n",
     "rewards.LABEL.parts[].weight": "2", "rewards.LABEL.parts[].options": "{strip: false}", "rewards.LABEL.parts[].on_error": "stop",
-    "rewards.LABEL.parts[].text": "keep_special",
-    "reward_shaping.max_error_rate": "0.5",
+    "rewards.LABEL.parts[].text": "keep_special", "rewards.LABEL.parts[].clip": "[0, 1]", "rewards.LABEL.parts[].timeout_seconds": "3",
+    "rewards.LABEL.renormalise": "true", "rewards.LABEL.combine.python": "'a:c'", "rewards.LABEL.combine.options": "{n: 2}",
+    "reward_shaping.max_error_rate": "0.5", "reward_shaping.truncated": "mask", "reward_shaping.truncated_factor": "0.5",
+    "reward_shaping.missing_eos_penalty": "0.5", "reward_shaping.overlong.buffer": "8", "reward_shaping.overlong.factor": "0.5",
+    "reward_shaping.running_norm": "full", "reward_shaping.clip": "[-1, 1]",
     "algorithm.advantage.kind": "rloo", "algorithm.advantage.normalise_std": "false", "algorithm.advantage.std": "batch",
     "algorithm.loss.kind": "dro", "algorithm.loss.python": "'m:g'", "algorithm.loss.options": "{importance_weight: true}",
     "algorithm.loss.old": "recompute", "algorithm.loss.off_policy_mask": "0.1", "algorithm.loss.entropy_coefficient": "0.01",
@@ -431,6 +434,10 @@ SETUP: dict[str, tuple[str, ...]] = {
     "data.curriculum.kind": ("data.curriculum={kind: python, python: 'a:B'}",),
     "data.curriculum.python": ("data.curriculum={kind: python, python: 'a:B'}",),
     "data.curriculum.options": ("data.curriculum={kind: python, python: 'a:B'}",),
+    "rewards.LABEL.combine.python": ("rewards.default={combine: {python: 'a:b'}, parts: [{rule: exact}]}",),
+    "rewards.LABEL.combine.options": ("rewards.default={combine: {python: 'a:b'}, parts: [{rule: exact}]}",),
+    "reward_shaping.truncated_factor": ("reward_shaping.truncated=penalise",),
+    "reward_shaping.overlong.factor": ("reward_shaping.overlong.buffer=4",),
     **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
@@ -443,7 +450,7 @@ INSTEAD_OF: dict[str, str] = {
     "algorithm.kl.controller.kind": "algorithm.kl.controller.target=null",
 }
 """What the key takes the place of."""
-ONE_VALUE = {"rewards.LABEL.combine", "models.critic.optimizer.kind", "profile.tool"}
+ONE_VALUE = {"models.critic.optimizer.kind", "profile.tool"}
 """Keys with a single value so far, or on a CPU."""
 MERGED = {"extends"}
 for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`
@@ -462,7 +469,8 @@ def test_the_table_knows_every_key() -> None:
 @pytest.mark.parametrize("pattern", sorted(OTHER))
 def test_no_key_is_ignored(compiled: Compiled, pattern: str) -> None:
     """Another value of any key gives another plan: nothing that a person writes is dropped on the way."""
-    path = pattern.replace("data.train[]", "data.train[0]").replace("eval.NAME", "eval.test").replace("rewards.LABEL.parts[]", "rewards.default[0]").replace("by_label.LABEL", "by_label.default")
+    path = pattern.replace("data.train[]", "data.train[0]").replace("eval.NAME", "eval.test").replace("rewards.LABEL.parts[]", "rewards.default[0]")
+    path = path.replace("rewards.LABEL", "rewards.default").replace("by_label.LABEL", "by_label.default")
     setup = (*BASE, *SETUP.get(pattern, ()))
     instead = (INSTEAD_OF[pattern],) if pattern in INSTEAD_OF else ()
     before = compiled(*setup, experts=4)

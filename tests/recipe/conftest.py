@@ -177,7 +177,10 @@ rollout:
       suppress_tokens: [5]
 rewards:
   math:
-    combine: sum
+    combine:
+      python: my_rewards:whole
+      options: {scale: 2}
+    renormalise: false
     parts:
       - rule: exact
         name: right
@@ -185,9 +188,19 @@ rewards:
         options: {}
         on_error: abstain
         text: keep_special
+        clip: [-1.0, 1.0]
+        timeout_seconds: 5.0
       - python: my_rewards:brevity
         weight: 0.1
 reward_shaping:
+  truncated: penalise
+  truncated_factor: 0.5
+  missing_eos_penalty: 0.1
+  overlong:
+    buffer: 8
+    factor: 0.5
+  running_norm: scale
+  clip: [-2.0, 2.0]
   max_error_rate: 0.5
 algorithm:
   advantage:

@@ -173,12 +173,14 @@ def test_needed_keys_may_come_from_a_parent() -> None:
     assert not [node for node in nodes(schema) if isinstance(node.get("required"), list)]
     assert needed["properties"]["models"] == {"required": ["policy"], "properties": {"policy": {"required": ["path"]}}}
     assert needed["properties"]["data"] == {"required": ["train"]}
-    assert needed["properties"]["rewards"] == {"additionalProperties": {"required": ["parts"]}}
+    of_combine = {"combine": {"required": ["python"]}}  # where it is a mapping
+    assert needed["properties"]["rewards"] == {"additionalProperties": {"required": ["parts"], "properties": of_combine}}
     assert needed["properties"]["eval"] == {"properties": {"rewards": needed["properties"]["rewards"]}}
     assert needed["properties"]["train"] == {"properties": {"early_stop": {"required": ["metric"]}, "supervised": {"required": ["data"]}}}
     assert needed["properties"]["checkpoint"] == {"properties": {"keep_best": {"required": ["metric"]}}}
     assert needed["properties"]["algorithm"] == {"properties": {"loss": {"properties": {"entropy_controller": {"required": ["target"]}}}}}
-    assert set(needed["properties"]) == {"models", "data", "rewards", "train", "eval", "checkpoint", "algorithm"}
+    assert needed["properties"]["reward_shaping"] == {"properties": {"overlong": {"required": ["buffer"]}}}
+    assert set(needed["properties"]) == {"reward_shaping", "models", "data", "rewards", "train", "eval", "checkpoint", "algorithm"}
 
 
 def test_the_schema_may_list_reward_rules() -> None:

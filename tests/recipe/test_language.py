@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, key_table, keys, null_has_a_meaning, pattern_of, show_pattern
-from rftcli.recipe.load import load_text
-from rftcli.recipe.not_yet import KEYS, VALUES, key_reason, value_reason
+from rftcli.recipe.load import load_recipe, load_text
+from rftcli.recipe.not_yet import KEYS, VALUES, key_reason
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.schema import default_of, resolved_yaml
@@ -109,6 +109,13 @@ profile: {steps: [], tool: torch}
 """Every key of the language. Values are defaults, except in the sections of `EXAMPLES`."""
 EXAMPLES = ("extends", "models.policy.path", "data.train[].", "data.eval.NAME.", "rewards.LABEL.")
 ADDED = {
+    "rewards.LABEL.combine.python",
+    "rewards.LABEL.combine.options",
+    "rewards.LABEL.renormalise",
+    "rewards.LABEL.parts[].timeout_seconds",
+    "reward_shaping.truncated_factor",
+    "reward_shaping.overlong.buffer",
+    "reward_shaping.overlong.factor",
     "data.train[].python",
     "data.train[].options",
     "data.eval.NAME.python",
@@ -271,10 +278,24 @@ def test_listed_values_are_refused_as_not_yet_supported(full: str, problems_of: 
             assert problem.allowed == tuple(str(item) for item in kind.choices)
 
 
-def test_a_combining_function_is_not_yet_supported(full: str, problems_of: Problems) -> None:
-    (problem,) = problems_of(full, sets=["rewards.math.combine={python: m:f}"])
-    assert problem.message == "`python` is not yet supported" and problem.code == "not-yet-supported"
-    assert value_reason(("rewards", ANY_KEY, "combine"), "sum") is None
+def test_ways_to_combine(full: str, problems_of: Problems) -> None:
+    combine = load_text(full, sets=["rewards.math.combine={python: m:f}"], env={}).recipe.rewards["math"].combine
+    assert not isinstance(combine, str) and (combine.python, combine.options) == ("m:f", {"scale": 2})
+    for value, path, message in (
+        ("{python: nonsense}", "rewards.math.combine.python", "must look like `module.path:function`, got `nonsense`"),
+        ("summ", "rewards.math.combine", "must be sum, product, min, gate or a mapping, got `summ`"),
+        ("[sum]", "rewards.math.combine", "must be sum, product, min, gate or a mapping, got a list"),
+    ):
+        (problem,) = problems_of(full, sets=[f"rewards.math.combine={value}"])
+        assert (problem.path, problem.message) == (path, message)
+
+
+def test_a_bare_list_takes_back_how_a_parent_combined(write: Callable[[str, str], Any]) -> None:
+    text = "models: {policy: {path: org/m}}\ndata: {train: {path: t.jsonl}}\ntrain: {steps: 1}\n"
+    write("parent.yaml", text + "rewards: {default: {renormalise: true, parts: [{rule: exact}]}}\n")
+    child = write("child.yaml", "extends: parent.yaml\nrewards: {default: [{rule: length}]}\n")
+    reward = load_recipe(str(child), env={}).recipe.rewards["default"]
+    assert (reward.combine, reward.renormalise, [part.rule for part in reward.parts]) == ("sum", False, ["length"])
 
 
 def test_a_minimal_recipe_is_enough(minimal: str) -> None:

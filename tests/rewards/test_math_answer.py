@@ -203,3 +203,18 @@ def test_any_text_scores_0_or_1_or_has_an_unreadable_gold(plain: MathAnswer, tex
             plain(item(text, gold))
     else:
         assert plain(item(text, gold)) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ("(1,2)", "[1,2]", 0), ("[1,2]", "(1,2]", 0), (r"(-\infty,3)", r"(-\infty, 3)", 1), (r"(-\infty,3)", r"(-\infty,3]", 0),
+        (r"(3,4]\cup[1,2)", r"[1,2)\cup(3,4]", 1), (r"\{1,2\}", r"\{2,1\}", 1), (r"\{1,2\}", r"\{1,2,3\}", 0), ("1, 2", "2, 1", 1),
+        (r"(0.5,\frac14)", r"(\frac{1}{2}, 0.25)", 1), ("2,-2", r"\pm 2", 1), (r"\pm 2", "2", 0), (r"\emptyset", r"\emptyset", 1),
+        ("1,2", r"1 \text{ and } 2", 1), ("12_8", "12_{16}", 0), ("12_{16}", "12_{16}", 1), ("1010_2", "10", 1), ("1010_2", "1010", 0),
+        ("2A_{16}", "42", 1), ("9_8", "9_8", 1), ("B", r"\text{(B)}", 1), ("1000", "1,000", 1), ("1024", "2^{10}", 1),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}", 0), ("50", r"50\%", 1), (r"50\%", "0.5", 0),
+    ],
+)  # fmt: skip
+def test_intervals_sets_bases_and_choices(rule: MathAnswer, gold: str, answer: str, expected: float) -> None:
+    assert rule(item(rf"\boxed{{{answer}}}", gold)) == expected

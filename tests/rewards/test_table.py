@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from rftcli.codec import from_data, to_data
 from rftcli.errors import RftError, UsageError
-from rftcli.rewards.functions import RECORD
+from rftcli.rewards.combine import weighted_sum
+from rftcli.rewards.functions import RECORD, Log
 from rftcli.rewards.spec import PartSpec
-from rftcli.rewards.table import RewardTable, record, weighted_sum
+from rftcli.rewards.table import RewardTable, record
 from rftcli.types import Completion, FinishReason, PartScore, Prompt, ScoredSample, TokenTrace
 
 MODULE = """
@@ -284,11 +285,12 @@ def test_a_function_may_change_what_it_was_given(folder: Path) -> None:
 
 
 def test_the_record_has_the_promised_fields() -> None:
-    fields = record(completion("4", sample=1, draw=5, extra="x"), "4", 3)
+    fields = record(completion("4", sample=1, draw=5, extra="x"), "4", 3, 10, Log())
     assert set(fields) == set(RECORD)
     assert fields["columns"] == {"extra": "x"} and fields["messages"] == [{"role": "user", "content": "q"}]
     assert (fields["draw"], fields["sample"], fields["step"], fields["finish"], fields["tokens"]) == (5, 1, 3, "stop", 3)
-    assert json.dumps(fields)
+    assert (fields["total_steps"], fields["log_extra"].__name__, fields["log_metric"].__name__) == (10, "log_extra", "log_metric")
+    assert json.dumps({name: value for name, value in fields.items() if not name.startswith("log_")})
 
 
 @pytest.mark.parametrize(

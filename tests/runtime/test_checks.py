@@ -154,12 +154,8 @@ MATH = "rewards.default=[{rule: math_answer}, {rule: think_format}]"
 @pytest.mark.parametrize(
     ("reward", "answer", "why"),
     [
-        (MATH, r"\frac{1}{", "cannot be read: its braces do not balance"),
-        (MATH, "...", "holds nothing to compare with"),
-        (MATH, {"value": 3}, "a reference answer must be text or a number, got dict"),
-        (MATH, r"x_{1}}{y = \foo 3 + {", "cannot be read"),
-        ("rewards.default=[{rule: exact}]", ["4", {"a": 1}], "a reference answer must be text or a number, got dict"),
         ("rewards.default=[{rule: exact, options: {after: '####'}}]", "the #### 4", "scores 0"),
+        ("rewards.default=[{rule: f1, options: {after: '####'}}]", "so #### 4", "scores 0.666667"),
     ],
 )
 def test_references_without_full_marks(reward: str, answer: Any, why: str) -> None:
@@ -172,6 +168,38 @@ def test_references_without_full_marks(reward: str, answer: Any, why: str) -> No
     assert planned(reward, "data.check_reference=off").warnings == ()
 
 
+NO_TESTS = "the row has no tests"
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer", "why"),
+    [
+        (MATH, r"\frac{1}{", "cannot be read: its braces do not balance"),
+        (MATH, "...", "holds nothing to compare with"),
+        (MATH, {"value": 3}, "a reference answer must be text or a number, got dict"),
+        (MATH, r"x_{1}}{y = \foo 3 + {", "cannot be read"),
+        (MATH, r"\frac{}{}", "cannot be read as mathematics"),
+        ("rewards.default=[{rule: exact}]", ["4", {"a": 1}], "a reference answer must be text or a number, got dict"),
+        ("rewards.default=[{rule: f1}]", [], "the list of reference answers is empty"),
+        ("rewards.default=[{rule: regex, options: {pattern: '(a)', group: 1}}]", {"a": 1}, "must be text or a number, got dict"),
+        ("rewards.default=[{rule: choice, options: {choices: ABCDEFGHIJKLMN}}]", "4", "is no choice of A, B, C"),
+        ("rewards.default=[{rule: json_schema}]", '{"type": "obj"}', "no JSON schema: 'obj' is not valid"),
+        ("rewards.default=[{rule: code_tests}]", [3], "a test is text or a mapping with input and output, got 3"),
+        ("rewards.default=[{rule: code_tests, options: {tests: checks}}]", "4", NO_TESTS),
+        ("rewards.default=[{rule: instructions}]", "4", "has no columns `instruction_id_list` and `kwargs`"),
+        ("rewards.default=[{rule: cosine_length, options: {max_tokens: 9}}]", r"\frac{1}{", "its braces do not balance"),
+    ],
+)
+def test_a_row_that_its_rule_cannot_read_stops_at_the_start(reward: str, answer: Any, why: str) -> None:
+    """Whatever `check_reference` says but `off`: such a row could never be scored."""
+    rows(row("1=", answer), row("2=", answer), name="rows.jsonl")
+    for how in ("warn", "refuse"):
+        found = problem(reward, f"data.check_reference={how}", "batch.prompts_per_step=1")
+        assert found.path == "data.train[0].path" and "2 of 2 rows hold nothing that `" in found.message and why in found.message
+        assert "rows.jsonl:1: " in found.message and "rows.jsonl:2: " in found.message
+    assert planned(reward, "data.check_reference=off", "batch.prompts_per_step=1").warnings == ()
+
+
 @pytest.mark.parametrize(
     ("reward", "answers"),
     [
@@ -181,6 +209,10 @@ def test_references_without_full_marks(reward: str, answer: Any, why: str) -> No
         ),
         ("rewards.default=[{rule: math_answer, options: {after: '</think>', read: [hashes]}}]", ["36", "0.5"]),
         ("rewards.default=[{rule: exact, options: {after: '####'}}]", ["36", "a b"]),
+        ("rewards.default=[{rule: choice}]", ["B", "(c)", "D. Paris", ["A", "B"]]),
+        ("rewards.default=[{rule: f1}]", ["the sun", ["a", "b"], 4]),
+        ("rewards.default=[{rule: json_schema}]", ['{"type": "object"}', {"type": "array"}]),
+        ("rewards.default=[{rule: code_tests}]", ["assert f(1) == 2", {"inputs": ["1"], "outputs": ["2"]}]),
         ("rewards.default=[{rule: think_format}, {rule: length, options: {target: 1, limit: 3}}]", ["anything", None, "..."]),
     ],
 )
@@ -196,7 +228,7 @@ def test_evaluation_sets_are_checked_and_labels_matter() -> None:
         "data.eval.t={path: test.jsonl, columns: {label: kind}}", "data.check_reference=refuse",
         "rewards={default: [{rule: exact}], math: [{rule: math_answer}], chat: [{rule: exact}]}",
     )  # fmt: skip
-    assert found.path == "data.eval.t.path" and "1 of 1 reference answers looked at (of 2)" in found.message and "test.jsonl:1" in found.message
+    assert found.path == "data.eval.t.path" and "1 of 2 rows hold nothing" in found.message and "test.jsonl:1" in found.message
 
 
 def test_a_large_set_is_looked_at_evenly_and_not_for_long() -> None:
@@ -205,9 +237,9 @@ def test_a_large_set_is_looked_at_evenly_and_not_for_long() -> None:
     from rftcli.rewards.spec import PartSpec
     from rftcli.runtime.references import MOST_ROWS, MOST_SECONDS, check_references
 
-    rows(*(row(str(n), "{" if n % 3 == 2 else "1") for n in range(3 * MOST_ROWS)))
+    rows(*(row(str(n), "a #### b" if n % 3 == 2 else "1") for n in range(3 * MOST_ROWS)))
     found = read_rows(DataSpec(name="s", path="rows.jsonl"))
-    parts = {"default": [PartSpec(name="m", kind="rule", target="math_answer")]}
+    parts = {"default": [PartSpec(name="m", kind="rule", target="exact", options={"after": "####"})]}
     assert check_references({"s": found}, parts) == []  # every third row, none of them bad
     (finding,) = check_references({"s": found[2:]}, parts)
     assert (finding.failed, finding.checked, finding.rows) == (1000, 1000, 2998)
@@ -238,8 +270,8 @@ def test_a_message_and_a_text_are_the_same_question() -> None:
 def test_validation_checks_references_too() -> None:
     rows(*SHORT, row("1=", "{"))
     validated = lambda *sets: prepare.validate(Path("r.yaml"), sets, ranks=None, gpus=None)  # noqa: E731
-    assert "do not get full marks" in validated(MATH).warnings[0]
-    assert problem(MATH, "data.check_reference=refuse", find=validated).path == "data.train[0].path"
+    assert problem(MATH, find=validated).path == "data.train[0].path"
+    assert validated(MATH, "data.check_reference=off").warnings == ()
 
 
 def test_a_process_of_its_own_measures_the_same(tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ def test_parts(made: SimpleNamespace) -> None:
     ]  # fmt: skip
     found = part_metrics([record(sample) for sample in samples])
     assert list(found) == ["right", "short"]
-    assert found["right"] == {"mean": pytest.approx(2 / 3), "std": pytest.approx((1 / 3) ** 0.5), "errors": 0}
-    assert found["short"] == {"mean": 0.75, "std": pytest.approx(0.125**0.5), "errors": 1}
+    assert found["right"] == {"mean": pytest.approx(2 / 3), "std": pytest.approx((1 / 3) ** 0.5), "errors": 0, "uneven_groups": 1}
+    assert found["short"] == {"mean": 0.75, "std": pytest.approx(0.125**0.5), "errors": 1, "uneven_groups": 1}
     assert reward_metrics([record(sample) for sample in samples])["reward_errors"] == 1
 
 
@@ -145,7 +145,7 @@ def test_a_line_of_the_samples_file(made: SimpleNamespace) -> None:
     assert line == {
         "draw": 7, "sample": 3, "prompt_id": "n:7", "label": "math", "step": 4, "prompt": "7?", "completion": "a3<e>", "reference": "7",
         "parts": {"p": {"value": None, "weight": 1.0, "error": "broke"}}, "reward": None, "advantage": None, "tokens": 2, "finish": "stop",
-        "policy_version": 0, "media": [],
+        "policy_version": 0, "media": [], "special_end": "<e>",
     }  # fmt: skip
     scored = sample_line(made.sample(0, 0, 1.0), step=1, advantage=0.5)
     assert scored["parts"] == {"p": {"value": 1.0, "weight": 1.0}} and scored["advantage"] == 0.5

@@ -17,7 +17,7 @@ from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, S
 from rftcli.recipe.sections.launch import Launch, Profile
 from rftcli.recipe.sections.loss import Correction, EntropyController, Loss, Reject
 from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, Quantise, ReferenceModel, Refresh
-from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
+from rftcli.recipe.sections.rewards import CombineFunction, Overlong, Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
 from rftcli.recipe.sections.sampling import Curriculum, Dynamic, Keep, LabelSampling, OverSample, Replay
@@ -62,6 +62,7 @@ __all__ = [
     "Chat",
     "Checkpoint",
     "Columns",
+    "CombineFunction",
     "Correction",
     "CriticModel",
     "CriticOptimizer",
@@ -89,6 +90,7 @@ __all__ = [
     "Offload",
     "Optimizer",
     "OverSample",
+    "Overlong",
     "PathText",
     "PolicyModel",
     "Precision",

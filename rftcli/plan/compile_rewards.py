@@ -1,0 +1,49 @@
+"""How parts are combined and rewards are shaped, from a recipe. Parts themselves are in `compile_data`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.plan_rewards import ShapingPlan
+from rftcli.rewards.spec import PLAIN_SUM, CombineSpec
+
+if TYPE_CHECKING:
+    from rftcli.recipe.sections import Recipe
+
+
+def combine_specs(recipe: Recipe) -> dict[str, CombineSpec]:
+    """Label -> how its parts become a reward; labels with a plain sum are left out."""
+    found = {label: _combine(entry) for label, entry in recipe.rewards.items()}
+    return {label: spec for label, spec in found.items() if spec != PLAIN_SUM}
+
+
+def _combine(entry: Any) -> CombineSpec:
+    if isinstance(entry.combine, str):
+        return CombineSpec(how=entry.combine, renormalise=entry.renormalise)
+    return CombineSpec(how="python", target=entry.combine.python, options=dict(entry.combine.options))
+
+
+def shaping_plan(recipe: Recipe) -> ShapingPlan:
+    section = recipe.reward_shaping
+    longest = recipe.rollout.max_new_tokens
+    assert longest != "auto", "lengths are resolved before"
+    overlong = section.overlong
+    return ShapingPlan(
+        truncated=section.truncated,
+        truncated_factor=section.truncated_factor,
+        missing_eos_penalty=section.missing_eos_penalty,
+        overlong_buffer=None if overlong is None else overlong.buffer,
+        overlong_factor=1.0 if overlong is None else overlong.factor,
+        max_new_tokens=0 if overlong is None else longest,
+        running_norm=section.running_norm,
+        clip=section.clip,
+    )
+
+
+def check_overlong(recipe: Recipe, problems: list[PlanProblem]) -> None:
+    """A buffer that begins before the first token. Lengths may be `auto` in the recipe, so it is looked at here."""
+    overlong, longest = recipe.reward_shaping.overlong, recipe.rollout.max_new_tokens
+    if overlong is not None and longest != "auto" and overlong.buffer > longest:
+        message = f"must be at most `rollout.max_new_tokens`, got {overlong.buffer} above {longest}"
+        problems.append(PlanProblem(path="reward_shaping.overlong.buffer", message=message, reason="every answer would be overlong"))

@@ -1,0 +1,126 @@
+"""`rft rewards try`: references, given completions and a run's samples, scored without a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftcli.cli.main import main
+from rftcli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+
+RECIPE = """\
+models: {policy: {path: no/such-model, chat: {prefill: <think>}}}
+data: {train: {path: rows.jsonl}}
+rewards:
+  default:
+    parts:
+      - {rule: math_answer}
+      - {rule: think_format, weight: 0.1}
+      - {python: 'mine_for_tests:f', weight: 0.0, name: own}
+train: {steps: 2}
+"""
+MODULE = """\
+def f(completion, columns, log_extra):
+    log_extra("level", columns.get("level"))
+    if columns.get("level") == 9: raise RuntimeError("too hard")
+    return len(completion)
+def whole(scores): return [0.5] * len(scores)
+def broken(scores): raise RuntimeError("no idea")
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    Path("r.yaml").write_text(RECIPE)
+    Path("mine_for_tests.py").write_text(MODULE)
+    rows = [{"prompt": "1+1=", "answer": "2", "level": 1}, {"prompt": "1+2=", "answer": "3", "level": 9}, {"prompt": "?", "answer": r"\frac{1}{2}"}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def rft(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["rewards", "try", "r.yaml", *arguments])
+    return int(str(caught.value.code))
+
+
+def tried(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    code = rft("--json", *arguments)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def write(*lines: dict[str, Any]) -> None:
+    Path("c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_rows_own_references(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rft() == EXIT_FAILED  # a part failed
+    shown = capsys.readouterr().out
+    assert "3 completions: the rows' own references as answers" in shown and "own: 1 x mine_for_tests:f: RuntimeError: too hard" in shown
+    assert [line.split()[:5] for line in shown.splitlines() if line.startswith(("math_answer", "own"))] == [
+        ["math_answer", "1", "3", "0", "0"],
+        ["own", "0", "2", "0", "1"],
+    ]
+    assert rft("--rows", "1") == EXIT_OK
+    assert "1 completions" in capsys.readouterr().out
+
+
+def test_recorded_completions_get_what_they_lack_from_their_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    write(
+        {"completion": "hm</think>2<e>", "special_end": "<e>", "prompt_id": "train:0", "draw": 4, "sample": 1, "tokens": 7, "reward": 1.1},
+        {"completion": "5", "reference": 5, "reward": 0.5},
+    )
+    code, found = tried(capsys, "--completions", "c.jsonl")
+    first, second = found["samples"]
+    assert (code, found["changed"]) == (EXIT_OK, 1)
+    assert (first["reward"], first["draw"], first["sample"], first["tokens"]) == (1.1, 4, 1, 7)
+    assert (first["extra"], first["reference"]) == ({"level": 1}, "2")
+    assert first["parts"]["own"]["value"] == len("<think>hm</think>2")  # the prefill in front, the special token gone
+    assert second["reward"] == 1.0 and second["parts"]["think_format"]["value"] == 0.0
+    assert [part["name"] for part in found["parts"]] == ["math_answer", "think_format", "own"]
+    assert tried(capsys, "--completions", "c.jsonl", "--rows", "1")[1]["samples"] == [first]
+
+
+def test_a_combining_function(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"completion": "5", "reference": 5}, {"completion": "6", "reference": 5})
+    code, found = tried(capsys, "--completions", "c.jsonl", "--set", "rewards.default.combine={python: mine_for_tests:whole}")
+    assert code == EXIT_OK and [sample["reward"] for sample in found["samples"]] == [0.5, 0.5]
+    assert rft("--completions", "c.jsonl", "--set", "rewards.default.combine={python: mine_for_tests:broken}") == EXIT_FAILED
+    assert "combine: mine_for_tests:broken: RuntimeError: no idea" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "c.jsonl holds no completion"),
+        ("{}\n", "c.jsonl:1: no text `completion`"),
+        ('{"completion": "a"}\n\nnot json\n', "c.jsonl:3: not JSON"),
+    ],
+)
+def test_files_without_completions(lines: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("c.jsonl").write_text(lines)
+    assert rft("--completions", "c.jsonl") == EXIT_USAGE
+    assert message in capsys.readouterr().err
+    assert rft("--completions", "nowhere.jsonl") == EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("rewards.default.combine={python: mine_for_tests:wholes}", "has no `wholes`"),
+        ("rewards.default.parts[0].options={reed: [boxed]}", "`math_answer` has no option `reed`"),
+    ],
+)
+def test_a_recipe_with_a_fault(setting: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rft("--set", setting) == EXIT_USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_only_try_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["rewards", "list", "r.yaml"])
+    assert caught.value.code == EXIT_USAGE and "rft rewards try RECIPE" in capsys.readouterr().err
