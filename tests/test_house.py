@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "builtin": set(),
     "data": {"algo.keyed", "builtin"},
     "rewards": set(),
-    "plan": {"recipe.sections", "algo.batchmath", "data.spec", "rewards.spec"},
+    "plan": {"recipe.sections", "algo.batchmath", "data.spec", "rewards.spec", "rewards.scorers.spec"},
     "probe": {"plan.facts", "data"},
     "engines": {"algo"},
     "models": {"algo"},

@@ -15,6 +15,7 @@ from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
+from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.spec import PartSpec
 
 PLAN_FORMAT = 2
@@ -327,6 +328,8 @@ class Plan:
     supervised: SupervisedPlan | None = None
     reference_use: ReferencePlan | None = None
     """None where there is no reference."""
+    scorers: tuple[ScorerSpec, ...] = ()
+    """Models and services that parts of rewards use, those of evaluation too."""
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from rftcli.recipe import data_rules
+from rftcli.recipe import data_rules, scorer_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.names import did_you_mean
 from rftcli.recipe.paths import KeyPath
@@ -21,6 +21,7 @@ OF_REWARDS: tuple[Callable[[Recipe, KnownRules | None], Iterator[Finding]], ...]
     data_rules.part_names,
     data_rules.known_rule,
     data_rules.known_option,
+    scorer_rules.known_scorer,
 )
 """Rules of `rewards` that `eval.rewards` keeps too."""
 

@@ -32,7 +32,7 @@ _SOURCE = {
 
 KEYS: dict[str, str] = {
     "models.teacher": "there is no distillation",
-    "models.scorers": "use a `python` part that calls the model or service",
+    "models.scorers.NAME.placement.gpus": "the judge runs on the ranks (`shared`), or at a server that you start on GPUs of its own: `{server: URL}`",
     **{f"data.train[].{key}": reason for key, reason in _SOURCE.items()},
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
     "data.images": "only text is trained",
@@ -41,7 +41,6 @@ KEYS: dict[str, str] = {
     "rollout.dynamic": "groups without signal are kept and counted",
     "rollout.max_version_lag": "every rollout uses the newest weights",
     "rollout.vllm": "use the engine `hf`",
-    "rewards.LABEL.parts[].model": "use a `python` part that calls the model",
     "rewards.LABEL.parts[].clip": "clip inside a `python` part",
     "reward_shaping.overlong": "subtract the penalty in a `python` part",
     "reward_shaping.running_norm": "rewards are used as they are",

@@ -142,6 +142,8 @@ def _smallest(kind: Kind) -> Any:
         return _required(kind.section)
     if kind.items is not None:
         return ()
+    if kind.choices and not kind.text:
+        return kind.choices[0]
     return {} if kind.values is not None else "-"
 
 

@@ -20,6 +20,7 @@ from rftcli.errors import RftError, UsageError
 from rftcli.rewards.functions import EventLoop, as_number, describe, load_function
 from rftcli.rewards.inputs import HeavyRule, RuleInput
 from rftcli.rewards.rules import check_options, open_rule
+from rftcli.rewards.scorers.desk import Desk, after
 from rftcli.rewards.spec import DEFAULT_LABEL, PartSpec
 from rftcli.types import Completion, PartScore, ScoredSample
 
@@ -41,9 +42,11 @@ class RewardTable:
         score_prefill: bool = True,
         search_path: Iterable[Path | str] = (),
         threads: int = 8,
+        desk: Desk | None = None,
     ) -> None:
         self.step: int | None = None
         self._score_prefill = score_prefill
+        self._desk = Desk() if desk is None else desk
         self._rules: dict[str, Callable[..., Any]] = {}
         self._loop = EventLoop()
         search_path = tuple(search_path)
@@ -60,22 +63,25 @@ class RewardTable:
         pending: set[Future[ScoredSample]] = set()
         try:
             for completion in completions:
-                pending.add(self._executor.submit(self._score_one, completion, self.step))
+                pending.add(self._begin(completion))
                 done = {future for future in pending if future.done()}
                 pending -= done
                 yield from (future.result() for future in done)
+            self._desk.flush()
             while pending:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
         finally:
             for future in pending:
                 future.cancel()
+            self._desk.end_round()
 
     def close(self) -> None:
         """End helper processes and event loop, and do not wait for functions that are still running."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._close_rules()
         self._loop.close()
+        self._desk.close()
 
     def _close_rules(self) -> None:
         for rule in self._rules.values():
@@ -89,6 +95,10 @@ class RewardTable:
 
     def _open_part(self, label: str, part: PartSpec, search_path: tuple[Path | str, ...]) -> Part:
         options = dict(part.options)
+        if part.kind == "model":
+            if not self._desk.knows(part.target):
+                raise UsageError(f"rewards.{label}: part `{part.name}` names the scorer `{part.target}`, which is not there")
+            return lambda completion, text, step: self._desk.ask(part.target, completion, text).result()
         if part.kind == "python":
             function = load_function(part.target, options, search_path, self._loop)
             return lambda completion, text, step: function(record(completion, text, step))
@@ -99,7 +109,19 @@ class RewardTable:
         rule = self._rules[part.target]
         return lambda completion, text, step: rule(rule_input(completion, text), **options)
 
-    def _score_one(self, completion: Completion, step: int | None) -> ScoredSample:
+    def _begin(self, completion: Completion) -> Future[ScoredSample]:
+        """Ask the scorers, and start everything else; the sample is there when all of it is."""
+        step, parts = self.step, self._parts_of(completion)
+        asked = [self._desk.ask(spec.target, completion, self._text(spec, completion)) for spec, _ in parts if spec.kind == "model"]
+        if not asked:
+            return self._executor.submit(self._score_one, completion, step, {})
+        early = self._executor.submit(self._score_early, completion, step)
+        return after([early, *asked], lambda: self._score_one(completion, step, early.result()))
+
+    def _score_early(self, completion: Completion, step: int | None) -> dict[str, PartScore]:
+        return {spec.name: self._score_part(spec, part, completion, step) for spec, part in self._parts_of(completion) if spec.kind != "model"}
+
+    def _parts_of(self, completion: Completion) -> tuple[tuple[PartSpec, Part], ...]:
         label = completion.prompt.label
         parts = self._parts.get(label, self._parts.get(DEFAULT_LABEL))
         if parts is None:
@@ -107,13 +129,20 @@ class RewardTable:
                 f"row {completion.prompt.row_id} has the label `{label}`, for which there are no rewards",
                 hint=f"add rewards.{label}, or rewards.{DEFAULT_LABEL} for all labels without an entry",
             )
-        scores = tuple(self._score_part(spec, part, completion, step) for spec, part in parts)
+        return parts
+
+    def _score_one(self, completion: Completion, step: int | None, known: Mapping[str, PartScore]) -> ScoredSample:
+        """`known`: parts that have been scored already."""
+        parts = self._parts_of(completion)
+        scores = tuple(known.get(spec.name) or self._score_part(spec, part, completion, step) for spec, part in parts)
         return ScoredSample(completion=completion, parts=scores, reward=weighted_sum([spec for spec, _ in parts], scores))
 
-    def _score_part(self, spec: PartSpec, part: Part, completion: Completion, step: int | None) -> PartScore:
+    def _text(self, spec: PartSpec, completion: Completion) -> str:
         text = completion.text if spec.text == "clean" else completion.text_with_special
-        if self._score_prefill:
-            text = completion.prompt.prefill + text
+        return completion.prompt.prefill + text if self._score_prefill else text
+
+    def _score_part(self, spec: PartSpec, part: Part, completion: Completion, step: int | None) -> PartScore:
+        text = self._text(spec, completion)
         start = time.perf_counter()
         value, error = None, None
         try:

@@ -29,6 +29,7 @@ from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.answers import Answers
 from rftcli.rewards.failures import ErrorWindow
+from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
@@ -41,6 +42,7 @@ from rftcli.runtime.learner import DeepSpeedLearner
 from rftcli.runtime.models import keep_mean, load_whole, make_policy, make_reference, make_tokenizer
 from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
+from rftcli.runtime.scorers import fill_desk
 from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.stages.beside import Beside
@@ -236,28 +238,33 @@ def make_eval_sets(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> lis
     return sets
 
 
-def make_eval_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
-    return make_scorer(replace(plan, rewards=plan.eval_rewards), paths)
+def make_desk(plan: Plan) -> Desk:
+    """Where parts ask scorers; filled when models are loaded."""
+    return Desk(spec.name for spec in plan.scorers)
+
+
+def make_eval_scorer(plan: Plan, paths: list[Path], desk: Desk) -> RewardTable:
+    return make_scorer(replace(plan, rewards=plan.eval_rewards), paths, desk)
 
 
 def make_answers(plan: Plan) -> Answers:
     return Answers(plan.eval_rewards.labels, score_prefill=plan.eval_rewards.score_prefill)
 
 
-def make_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
-    return RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths)
+def make_scorer(plan: Plan, paths: list[Path], desk: Desk) -> RewardTable:
+    return RewardTable(plan.rewards.labels, score_prefill=plan.rewards.score_prefill, search_path=paths, desk=desk)
 
 
 def reward_sources(plan: Plan) -> tuple[Path, ...]:
-    """Source files of the user's reward functions, so that a checkpoint can be evaluated without them."""
+    """Source files of the user's reward functions and scorers, so that a checkpoint can be evaluated without them."""
     found = []
-    for parts in (*plan.rewards.labels.values(), *plan.eval_rewards.labels.values()):
-        for part in parts:
-            if part.kind == "python":
-                module = sys.modules.get(part.target.partition(":")[0])
-                file = None if module is None else inspect.getsourcefile(module)
-                if file is not None and Path(file).is_relative_to(plan.rewards.search_path):
-                    found.append(Path(file))
+    tables = (*plan.rewards.labels.values(), *plan.eval_rewards.labels.values())
+    targets = [part.target for parts in tables for part in parts if part.kind == "python"]
+    for target in (*targets, *(spec.target for spec in plan.scorers if spec.target is not None)):
+        module = sys.modules.get(target.partition(":")[0])
+        file = None if module is None else inspect.getsourcefile(module)
+        if file is not None and Path(file).is_relative_to(plan.rewards.search_path):
+            found.append(Path(file))
     return tuple(dict.fromkeys(found))
 
 
@@ -283,8 +290,9 @@ def build(
     watch = Stopwatch(peak_gib=partial(peak_gib, device) if device.type == "cuda" else None)
     disable_progress_bar()
     paths = search_paths(plan)
-    scorer = make_scorer(plan, paths)
-    eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths)
+    desk = make_desk(plan)
+    scorer = make_scorer(plan, paths, desk)
+    eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths, desk)
     tokenizer = make_tokenizer(plan.policy)
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
@@ -315,6 +323,7 @@ def build(
     keep_mean(plan.policy, learner, world)
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
+    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
     kl = None if plan.kl is None else KlControl(plan.kl)
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)

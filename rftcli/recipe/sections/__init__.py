@@ -15,10 +15,12 @@ from rftcli.recipe.sections.base import Name, PathText, Section, Text
 from rftcli.recipe.sections.critic import CriticModel, CriticOptimizer
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, SetSampling, TrainSource
 from rftcli.recipe.sections.launch import Launch, Profile
-from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, Quantise, ReferenceModel, Refresh
+from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, ReferenceModel, Refresh
+from rftcli.recipe.sections.quantise import Quantise
 from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
+from rftcli.recipe.sections.scorers import JudgeScore, Placement, ScorerModel
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
 
@@ -71,6 +73,7 @@ __all__ = [
     "EvalSource",
     "HfEngine",
     "KeepBest",
+    "JudgeScore",
     "Kl",
     "KlController",
     "Launch",
@@ -81,6 +84,7 @@ __all__ = [
     "Offload",
     "Optimizer",
     "PathText",
+    "Placement",
     "PolicyModel",
     "Precision",
     "Profile",
@@ -93,6 +97,7 @@ __all__ = [
     "RewardShaping",
     "Rollout",
     "Samples",
+    "ScorerModel",
     "Section",
     "SetSampling",
     "Supervised",
