@@ -18,4 +18,5 @@ def partitioned(model: Any, dtype: str) -> Any:
         "wall_clock_breakdown": False,
     }
     engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=False)
-    return engine.eval()
+    engine.eval()
+    return engine
