@@ -132,7 +132,7 @@ class Texts:
         return [*front, *found, *back]
 
     def fitted(self, ids: list[int], most: int | None, *, cut: bool) -> tuple[list[int], bool]:
-        """(ids of at most `most`, were they cut?): the beginning goes, the mark in front stays. ValueError where they are longer and not to be cut."""
+        """(ids of at most `most`, were they cut?): the beginning goes, the mark in front stays. ValueError where they are longer and stay whole."""
         if most is None or len(ids) <= most:
             return ids, False
         if not cut:

@@ -17,8 +17,8 @@ from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervis
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
-from rftcli.plan.compile_scorers import scorer_plans
 from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
+from rftcli.plan.compile_scorers import scorer_plans
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
 from rftcli.plan.facts import Facts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import Plan, WorldPlan

@@ -12,7 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import checkpoint_rules, data_form_rules, data_rules, eval_rules, launch_rules, model_rules, ppo_rules, rollout_rules, scorer_rules, update_rules
+from rftcli.recipe import (
+    checkpoint_rules,
+    data_form_rules,
+    data_rules,
+    eval_rules,
+    launch_rules,
+    model_rules,
+    ppo_rules,
+    rollout_rules,
+    scorer_rules,
+    update_rules,
+)
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -169,29 +180,7 @@ RULES: dict[str, Rule] = {
     "part-names": Rule(about=("rewards.LABEL.parts[].name",), text="Parts of a label have different names.", check=data_rules.part_names),
     "unknown-rule": Rule(about=("rewards.LABEL.parts[].rule",), text="A rule is one of the built-in ones.", check=data_rules.known_rule),
     "unknown-option": Rule(about=("rewards.LABEL.parts[].options",), text="A rule takes its own options only.", check=data_rules.known_option),
-    "unknown-scorer": Rule(
-        about=("rewards.LABEL.parts[].model", "rewards.LABEL.parts[].options", "models.scorers"),
-        text="A part's `model` is an entry of `models.scorers`, and has no options of its own.",
-        check=scorer_rules.known_scorer,
-    ),
-    "scorer-keys": Rule(
-        about=("models.scorers.NAME.kind",), text="A scorer has the keys that its kind needs, and no others.", check=scorer_rules.keys_of_kind
-    ),
-    "scorer-score": Rule(
-        about=("models.scorers.NAME.score", "models.scorers.NAME.samples", "models.scorers.NAME.max_new_tokens"),
-        text="A judge's reply is read in exactly one way.",
-        check=scorer_rules.score_form,
-    ),
-    "scorer-service": Rule(
-        about=("models.scorers.NAME.urls", "models.scorers.NAME.placement.server", "models.scorers.NAME.headers_env"),
-        text="Services have http addresses, and headers name variables of the environment.",
-        check=scorer_rules.service_form,
-    ),
-    "scorer-weights": Rule(
-        about=("models.scorers.NAME.shard", "models.scorers.NAME.quantise", "models.scorers.NAME.offload", "models.scorers.NAME.revision"),
-        text="Quantised weights stay whole and where they are; sharded ones are read in one pass.",
-        check=scorer_rules.weights_form,
-    ),
+    **{code: Rule(about=about, text=text, check=found) for code, (about, text, found) in scorer_rules.ROWS.items()},
     "no-data": Rule(about=("data.train",), text="There is at least one training set.", check=data_rules.data_empty),
     "data-source": Rule(
         about=(

@@ -6,7 +6,7 @@ What is left out: expressions of heads, templates and paths, which need other ro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.names import did_you_mean
@@ -76,7 +76,8 @@ def score_form(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         if scorer.samples > 1 and score.token is not None:
             yield Finding(path=path, message="has no effect with `score.token`", reason="a probability is not sampled", reads=reads)
         elif scorer.samples > 1 and scorer.temperature == 0:
-            yield Finding(path=path, message="needs a temperature above 0", reason="greedy replies are all the same", reads=((*path[:-1], "temperature"),))
+            reads = ((*path[:-1], "temperature"),)
+            yield Finding(path=path, message="needs a temperature above 0", reason="greedy replies are all the same", reads=reads)
 
 
 def _pattern(score: JudgeScore, here: KeyPath) -> Iterator[Finding]:
@@ -127,7 +128,8 @@ def weights_form(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
                     yield Finding(path=(*here, key), message="does not go with `quantise`", reason=why, reads=((*here, "quantise"),))
             for key in ("kind", "nested"):
                 if scorer.quantise.bits == 8 and key in scorer.quantise.model_fields_set:
-                    yield Finding(path=(*here, "quantise", key), message="has no effect with 8 bits", reads=((*here, "quantise", "bits"),), at_key=True)
+                    bits = (*here, "quantise", "bits")
+                    yield Finding(path=(*here, "quantise", key), message="has no effect with 8 bits", reads=(bits,), at_key=True)
         if scorer.shard is True and scorer.offload is True:
             yield Finding(path=(*here, "offload"), message="does not go with `shard`", reason="its part of the weights stays on every rank")
         if scorer.revision is not None and (scorer.path or "").startswith(("/", "builtin:")):
@@ -156,3 +158,28 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "http": ("urls",),
     "python": ("python",),
 }
+# To add a rule: a function above and a row here; `rules` takes them into its table.
+ROWS: dict[str, tuple[tuple[str, ...], str, Callable[[Recipe, KnownRules | None], Iterator[Finding]]]] = {
+    "unknown-scorer": (
+        ("rewards.LABEL.parts[].model", "rewards.LABEL.parts[].options", "models.scorers"),
+        "A part's `model` is an entry of `models.scorers`, and has no options of its own.",
+        known_scorer,
+    ),
+    "scorer-keys": (("models.scorers.NAME.kind",), "A scorer has the keys that its kind needs, and no others.", keys_of_kind),
+    "scorer-score": (
+        ("models.scorers.NAME.score", "models.scorers.NAME.samples", "models.scorers.NAME.max_new_tokens"),
+        "A judge's reply is read in exactly one way.",
+        score_form,
+    ),
+    "scorer-service": (
+        ("models.scorers.NAME.urls", "models.scorers.NAME.placement.server", "models.scorers.NAME.headers_env"),
+        "Services have http addresses, and headers name variables of the environment.",
+        service_form,
+    ),
+    "scorer-weights": (
+        ("models.scorers.NAME.shard", "models.scorers.NAME.quantise", "models.scorers.NAME.offload", "models.scorers.NAME.revision"),
+        "Quantised weights stay whole and where they are; sharded ones are read in one pass.",
+        weights_form,
+    ),
+}
+"""Code -> (keys it is about, the rule in one sentence, check)."""

@@ -86,7 +86,7 @@ def _text(given: str) -> str:
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{given} cannot be read: {getattr(error, 'strerror', None) or error}", hint="a file, or Jinja text with `{{ ... }}`") from error
+        raise UsageError(f"{given} cannot be read: {error}", hint="a file, or Jinja text with `{{ ... }}`") from error
 
 
 def _from_file(given: str | None) -> str | None:

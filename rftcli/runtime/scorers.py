@@ -49,6 +49,8 @@ def fill_desk(
 ) -> None:
     """Load and reach everything that the plan's rewards ask. `folder`: where replies are kept. UsageError for what is no such model. Collective where
     a scorer is partitioned."""
+    if not plan.scorers:
+        return
     held: dict[tuple[Any, ...], Held] = {}
     scorers: dict[str, Remote | Local] = {}
     for spec in plan.scorers:
@@ -64,7 +66,7 @@ def fill_desk(
             scorers[spec.name] = (ClassifierScorer if spec.kind == CLASSIFIER else JudgeScorer)(spec, held[key], world, warn)
     caches = {spec.name: Cache(folder, spec, world.rank) for spec in plan.scorers if spec.cache}
     world.barrier("scorers")  # nobody writes replies while another rank still reads what was kept
-    desk.fill(scorers, caches, Texts(policy_tokenizer).front if plan.scorers else "")
+    desk.fill(scorers, caches, Texts(policy_tokenizer).front)
 
 
 def _remote(spec: ScorerSpec, world: World) -> Remote:

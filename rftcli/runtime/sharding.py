@@ -1,5 +1,7 @@
-"""A frozen model partitioned over the ranks: DeepSpeed's ZeRO-3 without an optimizer. Its layers are gathered as a forward pass reaches them, so every
-rank makes equally many passes. Leaves out trained models (`learner`)."""
+"""A frozen model partitioned over the ranks: DeepSpeed's ZeRO-3 without an optimizer.
+
+Its layers are gathered as a forward pass reaches them, so every rank makes equally many passes. Leaves out trained models (`learner`).
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 from rftcli.errors import UsageError
 from rftcli.models.classifier import Texts, heads, load_classifier, max_positions, next_token_logits

@@ -89,7 +89,7 @@ def test_a_scorer_that_nothing_uses_is_not_loaded() -> None:
 
 
 def test_texts_beyond_the_models_positions() -> None:
-    with pytest.raises(CompileError, match="models.scorers.a.max_tokens  is 101, the model has 100 positions"):
+    with pytest.raises(CompileError, match=r"models\.scorers\.a\.max_tokens  is 101, the model has 100 positions"):
         made("models.scorers.a.max_tokens=101", a=1, b=1)
     assert made("models.scorers.a.max_tokens=100", a=1, b=1).scorers[0].weights is not None
 

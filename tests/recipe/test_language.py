@@ -42,7 +42,8 @@ models:
   teacher: null
   scorers:
     helpful: {kind: classifier, path: some/reward-model, head: 0, offload: auto}
-    judge: {kind: generative, path: some/judge, prompt: judge.j2, score: {regex: '(.)', scale: 0.1}, placement: {server: 'http://x', gpus: 2}, cache: true}
+    judge: {kind: generative, path: some/judge, prompt: judge.j2, score: {regex: '(.)', scale: 0.1}, cache: true,
+            placement: {server: 'http://x', gpus: 2}}
     service: {kind: http, preset: openrlhf, urls: ['http://x'], timeout_seconds: 30, retries: 3, concurrency: 32, headers_env: {}}
 data:
   train:

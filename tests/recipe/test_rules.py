@@ -78,7 +78,12 @@ BREACHES = [
     ("scorer-score", [f"{JUDGE}, score: {{regex: 'a+'}}}}"], "models.scorers.s.score.regex", "needs one group in parentheses, has 0"),
     ("scorer-score", [f"{JUDGE}, score: {{json: a}}, samples: 3}}"], "models.scorers.s.samples", "needs a temperature above 0"),
     ("scorer-score", [f"{JUDGE}, score: {{token: yes, against: [yes]}}}}"], "models.scorers.s.score.against[0]", "`yes` is there twice"),
-    ("scorer-service", ["models.scorers.s={kind: http, urls: [localhost]}"], "models.scorers.s.urls[0]", "must begin with `http://` or `https://` and a host"),
+    (
+        "scorer-service",
+        ["models.scorers.s={kind: http, urls: [localhost]}"],
+        "models.scorers.s.urls[0]",
+        "must begin with `http://` or `https://` and a host",
+    ),
     (
         "scorer-service",
         [f"{HTTP[:-1]}, headers_env: {{Authorization: Bearer 123}}}}"],

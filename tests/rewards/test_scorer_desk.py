@@ -27,10 +27,13 @@ from rftcli.types import Completion, FinishReason, Prompt, ScoredSample, TokenTr
 
 def completion(text: str, draw: int = 0, sample: int = 0, label: str = "math", prefill: str = "", **prompt: Any) -> Completion:
     asked = Prompt(
-        draw=draw, row=0, row_id=f"r{draw}", source="s", label=label, text=f"<s>2+2={prefill}", token_ids=(1,), prefill=prefill, reference="4", **prompt
-    )
-    trace = TokenTrace(ids=(5,))
-    return Completion(prompt=asked, sample=sample, text=text, text_with_special=text + "</s>", trace=trace, finish=FinishReason.STOP, policy_version=0)
+        draw=draw, row=0, row_id=f"r{draw}", source="s", label=label, text=f"<s>2+2={prefill}", token_ids=(1,), prefill=prefill, reference="4",
+        **prompt,
+    )  # fmt: skip
+    return Completion(
+        prompt=asked, sample=sample, text=text, text_with_special=text + "</s>", trace=TokenTrace(ids=(5,)), finish=FinishReason.STOP,
+        policy_version=0,
+    )  # fmt: skip
 
 
 class Lengths:
@@ -153,9 +156,10 @@ def test_errors_go_by_the_parts_own_policy(on_error: str, reward: float | None) 
 
 
 def test_an_error_may_stop_the_run_with_part_and_row() -> None:
-    with closing(RewardTable({"math": (part("local", on_error="stop"),)}, desk=desk_of(local=Lengths()))) as table:
-        with pytest.raises(RftError, match=r"reward part `local` failed on row r3 \(draw 3, sample 0\): ValueError: bad answer"):
-            scored(table, [completion("bad", draw=3)])
+    text = r"reward part `local` failed on row r3 \(draw 3, sample 0\): ValueError: bad answer"
+    table = RewardTable({"math": (part("local", on_error="stop"),)}, desk=desk_of(local=Lengths()))
+    with closing(table), pytest.raises(RftError, match=text):
+        scored(table, [completion("bad", draw=3)])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -264,14 +268,20 @@ def test_a_class_of_ones_own(module: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "texts"),
-    [("Short", ["returned 1 values for 3 rows"] * 3), ("Raises", ["RuntimeError: no memory"] * 3), ("Odd", ["returned None", "returned nan", "must return"])],
+    [
+        ("Short", ["returned 1 values for 3 rows"] * 3),
+        ("Raises", ["RuntimeError: no memory"] * 3),
+        ("Odd", ["returned None", "returned nan", "must return"]),
+    ],
 )
 def test_a_class_that_fails_is_an_error_of_its_rows(module: Path, name: str, texts: list[str]) -> None:
     found = OwnScorer(f"own_scorers_for_tests:{name}", {}, "cpu", [module]).score(views(3))
     assert all(isinstance(one, Exception) and text in str(one) for one, text in zip(found, texts, strict=True))
 
 
-@pytest.mark.parametrize(("name", "text"), [("Cannot", "cannot be constructed: OSError: no weights"), ("Nothing", "a method `score"), ("Absent", "no `Absent`")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("Cannot", "cannot be constructed: OSError: no weights"), ("Nothing", "a method `score"), ("Absent", "no `Absent`")]
+)
 def test_classes_that_are_refused(module: Path, name: str, text: str) -> None:
     with pytest.raises(UsageError, match=text.replace("(", r"\(")):
         OwnScorer(f"own_scorers_for_tests:{name}", {}, "cpu", [module])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import wait
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -21,9 +21,8 @@ from rftcli.rewards.scorers.spec import ReadSpec, ScorerSpec, ServiceSpec
 from rftcli.rewards.scorers.template import asked, judge_template
 from rftcli.rewards.scorers.view import View
 
-VIEW = View(
-    prompt="2+2=", messages=({"role": "user", "content": "2+2="},), completion="4", reference="four", label="math", columns={"level": 3}, place="row 1"
-)
+TURN = {"role": "user", "content": "2+2="}
+VIEW = View(prompt="2+2=", messages=(TURN,), completion="4", reference="four", label="math", columns={"level": 3}, place="row 1")
 
 
 def judged(url: str, read: ReadSpec, *, api: str = "chat", samples: int = 1, retries: int = 1) -> float | str:
@@ -159,10 +158,8 @@ def test_a_pattern_that_explodes_is_an_error() -> None:
 @given(st.text(max_size=200))
 def test_no_reply_is_a_number_by_accident(text: str) -> None:
     for read in (ReadSpec(regex=r"score: (.*)"), ReadSpec(json="score")):
-        try:
+        with suppress(ValueError):
             assert math.isfinite(read_reply(read, text)) and "score" in text
-        except ValueError:
-            pass
 
 
 @pytest.mark.parametrize(
@@ -211,7 +208,12 @@ def test_templates_that_are_refused(text: str, problem: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{{ completion.__class__.__mro__ }}", "{{ completion }}{{ columns.absent }}", "{{ completion }}{{ messages.append(1) }}", "{{ completion / 2 }}"],
+    [
+        "{{ completion.__class__.__mro__ }}",
+        "{{ completion }}{{ columns.absent }}",
+        "{{ completion }}{{ messages.append(1) }}",
+        "{{ completion / 2 }}",
+    ],
 )
 def test_templates_are_kept_in_their_sandbox_and_fail_by_row(text: str) -> None:
     with pytest.raises(ValueError, match="cannot be filled in"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import closing
 from typing import Any
@@ -128,7 +127,9 @@ def test_columns_of_one_number() -> None:
 
 
 def test_headers_come_from_the_environment_and_are_never_shown() -> None:
-    echo: Callable[[Asked, int], Reply] = lambda asked, number: Reply(status=401, body={"you sent": asked.headers["authorization"]})  # noqa: E731
+    def echo(asked: Asked, _: int) -> Reply:
+        return Reply(status=401, body={"you sent": asked.headers["authorization"]})
+
     with FakeService(echo) as service:
         (error,) = outcomes(scorer(service.url, headers_env={"Authorization": "TOKEN"}), "a")
         assert service.asked[0].headers["authorization"] == "Bearer hidden-secret"
@@ -156,10 +157,12 @@ def test_concurrency_is_bounded_and_used() -> None:
 
 
 def test_several_addresses_share_the_work_and_one_that_is_down_is_left_out() -> None:
-    with FakeService(lambda asked, number: [1.0]) as one, FakeService(lambda asked, number: Reply(status=500)) as broken:
-        with FakeService(lambda asked, number: [1.0]) as other:
-            assert outcomes(scorer(one.url, broken.url, other.url, size=1, concurrency=1), *"abcdefghij") == [1.0] * 10
-            assert len(broken.asked) == 1 and {len(one.asked), len(other.asked)} == {5}
+    def fine(asked: Asked, _: int) -> list[float]:
+        return [1.0]
+
+    with FakeService(fine) as one, FakeService(lambda asked, number: Reply(status=500)) as broken, FakeService(fine) as other:
+        assert outcomes(scorer(one.url, broken.url, other.url, size=1, concurrency=1), *"abcdefghij") == [1.0] * 10
+        assert len(broken.asked) == 1 and {len(one.asked), len(other.asked)} == {5}
 
 
 def test_the_least_busy_address_is_next() -> None:

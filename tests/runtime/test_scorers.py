@@ -80,7 +80,8 @@ TEXTS = [" #### 3", " 1+2=3 #### 3", " 4", " #### 12345", " 3"]
 def test_a_classifier_scores_as_a_plain_forward(reward_model: str, made_of: Made) -> None:
     texts = f"{{kind: classifier, path: {reward_model}, head: '0.5*h[0] - h[2]'}}"
     scorer = made_of(plan_of({"c": texts}))["c"]
-    tokenizer, model = AutoTokenizer.from_pretrained(reward_model), AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(reward_model)
+    model = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32).eval()
     expected = []
     for text in TEXTS:
         with torch.no_grad():

@@ -12,7 +12,9 @@ class JudgeScore(Section):
     """How a judge's reply becomes a number: one of `regex`, `json` and `token`."""
 
     regex: Text | None = Field(None, description="Regular expression with one group, which holds the number; its last match in the reply counts.")
-    json_: Text | None = Field(None, alias="json", description="Field of the reply's last JSON object, dotted for nested ones, which holds the number.")
+    json_: Text | None = Field(
+        None, alias="json", description="Field of the reply's last JSON object, dotted for nested ones, which holds the number."
+    )
     token: Text | None = Field(None, description="The score is the probability that the reply begins with this word, which is one token.")
     against: tuple[Text, ...] = Field(
         (), description="Words that `token` shares its probability with, such as `[no]` for `yes`; without any it is the one among all tokens."
@@ -53,7 +55,9 @@ class ScorerModel(Section):
     shard: Literal["auto"] | bool = Field(
         "auto", description="Whether the weights are partitioned over the ranks (ZeRO-3); auto: where one device is too small for them."
     )
-    head: NonNegative | Text = Field(0, description="Which output of a classifier is the score: an index, or an expression such as `0.5*h[0] - h[2]`.")
+    head: NonNegative | Text = Field(
+        0, description="Which output of a classifier is the score: an index, or an expression such as `0.5*h[0] - h[2]`."
+    )
     prompt: TemplateText | None = Field(
         None,
         description="What a judge is asked: Jinja text, or a file that holds it, over prompt, messages, completion, reference, label and columns.",
@@ -73,6 +77,10 @@ class ScorerModel(Section):
     concurrency: Count = Field(32, description="Requests that one rank has under way at a time.")
     per_minute: Annotated[float, Field(gt=0)] | None = Field(None, description="Most requests a minute, of all ranks together.")
     headers_env: dict[Text, Text] = Field({}, description="Header of every request to the environment variable that holds its value.")
-    python: Target | None = Field(None, description="`module:Class`: constructed once a rank with the device and `options`; scores a batch of records.")
+    python: Target | None = Field(
+        None, description="`module:Class`: constructed once a rank with the device and `options`; scores a batch of records."
+    )
     memory_gib: float = Field(0.0, ge=0, description="Device memory that a `python` class holds, for the memory plan.")
-    cache: bool = Field(False, description="Whether scores are kept in the run directory, so that the same text is scored once a run, also after a resume.")
+    cache: bool = Field(
+        False, description="Whether scores are kept in the run directory, so that the same text is scored once a run, also after a resume."
+    )

@@ -102,7 +102,7 @@ class Desk:
 
     def flush(self) -> None:
         """Score what waits. Every rank calls it once a round, in which sharded scorers meet."""
-        for name, scorer in self._scorers.items():
+        for scorer in self._scorers.values():
             if scorer.remote:
                 scorer.flush()
         for name, waiting in self._waiting.items():
@@ -151,7 +151,7 @@ def _hand_on(done: Future[float], future: Future[float]) -> None:
 
 
 def after(waited_for: Sequence[Future[Any]], then: Callable[[], T]) -> Future[T]:
-    """What `then` returns or raises, once all of `waited_for` (one at least) are done, however they ended. Quick work: it runs where the last ended."""
+    """What `then` returns or raises, once all of `waited_for` (one at least) are done, however they ended. It runs where the last one ended."""
     future: Future[T] = Future()
     lock, left = threading.Lock(), [len(waited_for)]
 

@@ -24,7 +24,8 @@ def judge_template(text: str) -> Template:
         read = meta.find_undeclared_variables(environment.parse(text))
         template = environment.from_string(text)
     except TemplateError as error:
-        raise UsageError(f"the judge's prompt is no template: {error}", hint="Jinja: `{{ completion }}`, `{% if reference %}...{% endif %}`") from error
+        hint = "Jinja: `{{ completion }}`, `{% if reference %}...{% endif %}`"
+        raise UsageError(f"the judge's prompt is no template: {error}", hint=hint) from error
     unknown = sorted(read - set(VARIABLES))
     if unknown:
         raise UsageError(f"the judge's prompt reads `{unknown[0]}`, which no completion has", hint=f"it may read {', '.join(VARIABLES)}")
