@@ -42,6 +42,8 @@ LIGHT = [
     "rftcli.redact", "rftcli.runtime.hosts", "rftcli.runtime.joined", "rftcli.runtime.warden", "rftcli.runtime.travel",
     "rftcli.cli.main", "rftcli.cli.train", "rftcli.cli.resume", "rftcli.cli.evaluate", "rftcli.cli.validate", "rftcli.cli.plan",
     "rftcli.cli.explain", "rftcli.cli.schema", "rftcli.cli.samples", "rftcli.cli.export", "rftcli.cli.clean",
+    "rftcli.rewards.scorers.desk", "rftcli.rewards.scorers.http", "rftcli.rewards.scorers.judge", "rftcli.rewards.scorers.own",
+    "rftcli.runtime.scorer_checks",
     "rftcli.runtime.compare", "rftcli.runtime.clean", "rftcli.runtime.export", "rftcli.observe.sample_view", "rftcli.algo.votes", "rftcli.algo.paired",
 ]  # fmt: skip
 HEAVY = ("torch", "transformers", "deepspeed", "vllm", "diffusers")

@@ -18,7 +18,7 @@ from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
 from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
-from rftcli.plan.compile_scorers import scorer_plans
+from rftcli.plan.compile_scorers import beside_scorers, scorer_plans
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
 from rftcli.plan.facts import Facts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import Plan, WorldPlan
@@ -62,17 +62,18 @@ def compile_plan(
     check_models(recipe, facts, problems, notes)
 
     batch = batch_plan(recipe, facts, world, problems)
-    learner = learner_plan(recipe, facts, world, policy, batch, notes, critic)
+    scored_by = scorer_plans(recipe, facts, world, scorers or {}, problems, notes)
+    room = beside_scorers(facts, scored_by, world)
+    learner = learner_plan(recipe, room, world, policy, batch, notes, critic)
     rollout = rollout_plan(recipe, learner, notes)
     if rollout is not None:
-        check_replica(rollout, policy, world, facts, problems, notes)
+        check_replica(rollout, policy, world, room, problems, notes)
     check_lengths(recipe, facts, problems)
     check_eval_lengths(recipe, facts, problems)
     evaluation = eval_plan(recipe, facts, search_path, problems)
     check_stage(recipe, policy, problems)
     check_update(recipe, world, policy, learner, problems)
     check_router(recipe, facts, problems)
-    scored_by = scorer_plans(recipe, facts, world, scorers or {}, problems, notes)
     steps = steps_of(recipe, facts, problems)
     if problems:
         raise CompileError(problems)

@@ -169,3 +169,18 @@ def weights_gib(weights: WeightsSpec, ranks: int) -> float:
     """GiB a rank of the weights while they are on the device; 0 where their number is not known."""
     size = memory.DTYPE_BYTES[weights.dtype] if weights.quantise is None else weights.quantise["bits"] / 8
     return size * (weights.parameters or 0) / (ranks if weights.sharded else 1) / memory.GIB
+
+
+def beside_scorers(facts: Facts, scorers: Sequence[ScorerSpec], world: WorldPlan) -> Facts:
+    """The facts with what scorers hold for good taken off the device's memory: what is left is for training."""
+    held: dict[Any, float] = {}
+    for spec in scorers:
+        if spec.weights is None:
+            held[spec.name] = spec.memory_gib
+        elif not spec.weights.offload:
+            held[same_checkpoint(spec)] = weights_gib(spec.weights, world.ranks)
+    machine, total = facts.machine, sum(held.values())
+    if world.device == "cuda":
+        return replace(facts, machine=replace(machine, gpu_memory_gib=max(0.0, machine.gpu_memory_gib - total)))
+    here = total * world.ranks / world.nodes
+    return replace(facts, machine=replace(machine, memory_gib=max(0.0, machine.memory_gib - here)))

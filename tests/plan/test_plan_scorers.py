@@ -80,6 +80,22 @@ def test_one_checkpoint_counts_once() -> None:
     assert "shares the weights of a" in plan_text(shared) and "16.76 GiB a rank" in plan_text(shared)
 
 
+def test_training_has_what_scorers_leave() -> None:
+    """2.25B parameters at stage 1 on 8 ranks: 2 + 4 bytes and an eighth of 12 each, 15.7 GiB; half of 36 GiB is enough, half of 28.5 is not."""
+
+    def stage(count: int, *sets: str) -> int:
+        machine = MachineFacts(cores=64, memory_gib=512.0, gpus=8, gpu_memory_gib=36.0)
+        facts = Facts(machine=machine, model=ModelFacts(path="m", parameters=2_250_000_000), ranks=8)
+        known = {name: ScorerFacts(model=ModelFacts(path=f"/{name}", parameters=count)) for name in "ab"}
+        recipe = load_text(TEXT, sets=[A, B, *sets], env={}).recipe
+        return compile_plan(recipe, facts, name="n", search_path="/", policy_path="m", scorers=known).learner.zero_stage
+
+    assert stage(1) == 1 and stage(2_000_000_000) == 2
+    assert stage(2_000_000_000, "models.scorers.a.offload=true", "models.scorers.b.offload=true") == 1
+    own = "{kind: python, path: null, python: 'm:C', memory_gib: 7.5}"
+    assert stage(1, f"models.scorers.a={own}") == 2
+
+
 def test_a_scorer_that_nothing_uses_is_not_loaded() -> None:
     plan = made("models.scorers.c={kind: http, urls: ['http://x']}", a=1, b=1)
     assert [spec.name for spec in plan.scorers] == ["a", "b"]
