@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from rftcli.errors import UsageError
-from rftcli.models.load import _HUB_OPTIONS, DTYPES, _readable_errors, _set_config_dropout, _set_module_dropout, _source, _unpacked
+from rftcli.models.load import (
+    _HUB_OPTIONS,
+    DTYPES,
+    _keep_packing,
+    _readable_errors,
+    _set_config_dropout,
+    _set_module_dropout,
+    _source,
+    _unpacked,
+)
 from rftcli.types import Message
 
 
@@ -58,7 +67,10 @@ def load_classifier(
         raise UsageError(f"{path} has no weights for `{missing[0]}`: it would score at random", hint=hint)
     _set_module_dropout(model, 0.0)
     model = model.eval().requires_grad_(False)
-    return model if quantised is not None else model.to(device)
+    if quantised is None:
+        return model.to(device)
+    _keep_packing(model)
+    return model
 
 
 @torch.no_grad()

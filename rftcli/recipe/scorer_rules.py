@@ -130,12 +130,21 @@ def weights_form(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
                 if scorer.quantise.bits == 8 and key in scorer.quantise.model_fields_set:
                     bits = (*here, "quantise", "bits")
                     yield Finding(path=(*here, "quantise", key), message="has no effect with 8 bits", reads=(bits,), at_key=True)
+        for option in scorer.options if scorer.kind != "python" else ():
+            if option in OWN_KEYS:
+                message = f"has a key of its own: `models.scorers.{name}.{OWN_KEYS[option]}`"
+                yield Finding(path=(*here, "options", option), message=message, at_key=True)
         if scorer.shard is True and scorer.offload is True:
             yield Finding(path=(*here, "offload"), message="does not go with `shard`", reason="its part of the weights stays on every rank")
         if scorer.revision is not None and (scorer.path or "").startswith(("/", "builtin:")):
             yield Finding(path=(*here, "revision"), message=f"does not apply to {scorer.path}", reason="only a repository on the hub has revisions")
 
 
+OWN_KEYS = {
+    "revision": "revision", "trust_remote_code": "trust_remote_code", "dtype": "dtype", "torch_dtype": "dtype", "quantization_config": "quantise",
+    "load_in_4bit": "quantise", "load_in_8bit": "quantise", "device_map": "offload", "num_labels": "head",
+}  # fmt: skip
+"""Argument of `from_pretrained` -> our key for it."""
 _WEIGHTS = frozenset({
     "path", "revision", "tokenizer", "template", "dtype", "trust_remote_code", "quantise", "options", "max_tokens", "overlong", "batch_tokens",
     "offload", "shard", "cache",
@@ -177,8 +186,8 @@ ROWS: dict[str, tuple[tuple[str, ...], str, Callable[[Recipe, KnownRules | None]
         service_form,
     ),
     "scorer-weights": (
-        ("models.scorers.NAME.shard", "models.scorers.NAME.quantise", "models.scorers.NAME.offload", "models.scorers.NAME.revision"),
-        "Quantised weights stay whole and where they are; sharded ones are read in one pass.",
+        ("models.scorers.NAME.shard", "models.scorers.NAME.quantise", "models.scorers.NAME.offload", "models.scorers.NAME.options"),
+        "Quantised weights stay whole and where they are, sharded ones are read in one pass, and what has a key of its own is not an option.",
         weights_form,
     ),
 }

@@ -72,6 +72,26 @@ def test_a_saved_model_is_loaded_frozen_and_without_dropout(build: Any, tmp_path
     assert torch.allclose(heads(found, found.config, ROWS, CPU), heads(model, model.config, ROWS, CPU), atol=1e-6)
 
 
+def test_weights_of_four_bits_score_as_what_they_stand_for(tmp_path: Path) -> None:
+    """The same scores as a whole model with the unpacked weights; the head stays whole."""
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
+
+    from rftcli.models.load import quantisation
+
+    model = llama()
+    model.save_pretrained(tmp_path)
+    few = quantisation(bits=4, kind="nf4", nested=False, dtype="float32")
+    found = load_classifier(str(tmp_path), dtype="float32", options={}, trust_remote_code=False, device="cpu", quantised=few)
+    packed = {name: part for name, part in found.named_modules() if isinstance(part, Linear4bit)}
+    assert len(packed) == 14 and type(found.score) is torch.nn.Linear  # 7 matrices in each of 2 layers
+    before = heads(model, model.config, ROWS, CPU)
+    for name, part in packed.items():
+        model.get_submodule(name).weight.data = dequantize_4bit(part.weight.data, part.weight.quant_state).float()
+    expected = heads(model, model.config, ROWS, CPU)
+    assert torch.allclose(heads(found, found.config, ROWS, CPU), expected, atol=1e-4) and not torch.allclose(before, expected, atol=1e-2)
+
+
 def test_a_checkpoint_without_a_head_is_refused(zoo: Any, tmp_path: Path) -> None:
     zoo.llama().save_pretrained(tmp_path)
     with pytest.raises(UsageError, match=r"no weights for `score.weight`: it would score at random"):

@@ -93,6 +93,12 @@ BREACHES = [
     ("scorer-weights", [f"{JUDGE}, score: {{json: a}}, shard: true}}"], "models.scorers.s.shard", "goes with `score.token` alone"),
     (
         "scorer-weights",
+        ["models.scorers.s={kind: classifier, path: a/b, options: {torch_dtype: bfloat16}}"],
+        "models.scorers.s.options.torch_dtype",
+        "has a key of its own: `models.scorers.s.dtype`",
+    ),
+    (
+        "scorer-weights",
         ["models.scorers.s={kind: classifier, path: a/b, quantise: {}, offload: true}"],
         "models.scorers.s.offload",
         "does not go with `quantise`",
