@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "builtin": set(),
     "data": {"algo.keyed", "builtin"},
     "rewards": {"algo.shaping"},
-    "plan": {"recipe.sections", "algo.batchmath", "data.spec", "rewards.spec"},
+    "plan": {"recipe.sections", "algo.batchmath", "data.spec", "rewards.spec", "rewards.scorers.spec"},
     "probe": {"plan.facts", "data"},
     "engines": {"algo"},
     "models": {"algo"},
@@ -41,7 +41,9 @@ LIGHT = [
     "rftcli.runtime.prepare", "rftcli.runtime.start", "rftcli.runtime.launch",
     "rftcli.redact", "rftcli.runtime.hosts", "rftcli.runtime.joined", "rftcli.runtime.warden", "rftcli.runtime.travel",
     "rftcli.cli.main", "rftcli.cli.train", "rftcli.cli.resume", "rftcli.cli.evaluate", "rftcli.cli.validate", "rftcli.cli.plan",
-    "rftcli.cli.explain", "rftcli.cli.schema", "rftcli.cli.samples", "rftcli.cli.rewards", "rftcli.runtime.try_rewards", "rftcli.cli.export", "rftcli.cli.clean",
+    "rftcli.cli.explain", "rftcli.cli.schema", "rftcli.cli.samples", "rftcli.cli.rewards", "rftcli.runtime.try_rewards", "rftcli.cli.export",
+    "rftcli.cli.clean", "rftcli.rewards.scorers.desk", "rftcli.rewards.scorers.http", "rftcli.rewards.scorers.judge", "rftcli.rewards.scorers.own",
+    "rftcli.runtime.scorer_checks",
     "rftcli.runtime.compare", "rftcli.runtime.clean", "rftcli.runtime.export", "rftcli.observe.sample_view", "rftcli.algo.votes", "rftcli.algo.paired",
 ]  # fmt: skip
 HEAVY = ("torch", "transformers", "deepspeed", "vllm", "diffusers")

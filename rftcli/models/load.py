@@ -121,7 +121,7 @@ def quantisation(*, bits: int, kind: str, nested: bool, dtype: str) -> Any:
     try:
         import bitsandbytes  # noqa: F401 - transformers finds out much later
     except ImportError as error:
-        raise MachineError("models.policy.quantise needs the package bitsandbytes", hint="pip install 'rftcli[quantise]'") from error
+        raise MachineError("weights in few bits (`quantise`) need the package bitsandbytes", hint="pip install 'rftcli[quantise]'") from error
     from transformers import BitsAndBytesConfig
 
     if bits == 8:

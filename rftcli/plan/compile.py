@@ -6,6 +6,7 @@ once as `CompileError`; the caller shows them at their place in the recipe.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rftcli.plan.compile_algorithm import advantage_plan, check_loss, loss_plan
@@ -18,8 +19,9 @@ from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rewards import check_overlong, shaping_plan
 from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
 from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
+from rftcli.plan.compile_scorers import beside_scorers, scorer_plans
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
-from rftcli.plan.facts import Facts, ModelFacts
+from rftcli.plan.facts import Facts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import Plan, WorldPlan
 
 if TYPE_CHECKING:
@@ -36,9 +38,10 @@ def compile_plan(
     reference_path: str | None = None,
     reference_revision: str | None = None,
     critic: ModelFacts | None = None,
+    scorers: Mapping[str, ScorerFacts] | None = None,
 ) -> Plan:
     """The plan for `recipe` on `facts`. `policy_path`: where the policy's files lie (`builtin:` resolved); `search_path`: the recipe's folder;
-    `critic`: what the files of a critic of its own say.
+    `critic`: what the files of a critic of its own say; `scorers`: what is known of each scorer by name.
 
     Raises CompileError with every problem found.
     """
@@ -60,10 +63,12 @@ def compile_plan(
     check_models(recipe, facts, problems, notes)
 
     batch = batch_plan(recipe, facts, world, policy.attention, problems)
-    learner = learner_plan(recipe, facts, world, policy, batch, notes, critic)
+    scored_by = scorer_plans(recipe, facts, world, scorers or {}, problems, notes)
+    room = beside_scorers(facts, scored_by, world)
+    learner = learner_plan(recipe, room, world, policy, batch, notes, critic)
     rollout = rollout_plan(recipe, learner, notes)
     if rollout is not None:
-        check_replica(rollout, policy, world, facts, problems, notes)
+        check_replica(rollout, policy, world, room, problems, notes)
     check_lengths(recipe, facts, problems)
     check_eval_lengths(recipe, facts, problems)
     check_overlong(recipe, problems)
@@ -103,6 +108,7 @@ def compile_plan(
         critic=critic_plan(recipe, policy, learner, batch, steps, critic),
         freeze_policy_steps=recipe.train.freeze_policy_steps,
         supervised=supervised_plan(recipe, batch),
+        scorers=scored_by,
         track=track_plan(recipe, search_path),
         launch=launch_plan(recipe),
         profile=profile_plan(recipe),

@@ -11,7 +11,7 @@ from rftcli.plan.plan import (
     DataPlan,
     RewardPlan,
 )
-from rftcli.rewards.spec import PartSpec
+from rftcli.rewards.spec import KINDS, PartSpec
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
@@ -79,9 +79,9 @@ def reward_parts(recipe: Recipe) -> dict[str, tuple[PartSpec, ...]]:
 
 
 def _part(part: Any) -> PartSpec:
-    kind, target = ("rule", part.rule) if part.rule is not None else ("python", part.python)
+    kind, target = next((kind, target) for kind in KINDS if (target := getattr(part, kind)) is not None)
     return PartSpec(
-        name=part.name or (target if kind == "rule" else target.rsplit(":", 1)[1]),
+        name=part.name or (target.rsplit(":", 1)[1] if kind == "python" else target),
         kind=kind,
         target=target,
         weight=part.weight,

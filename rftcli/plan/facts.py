@@ -44,6 +44,18 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScorerFacts:
+    """What is known of one entry of `models.scorers` before anything is loaded."""
+
+    model: ModelFacts | None = None
+    """None where there is no checkpoint on the ranks."""
+    prompt: str | None = None
+    """Text of a judge's template, read from its file."""
+    template: str | None = None
+    """The same of a chat template."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     machine: MachineFacts
     model: ModelFacts

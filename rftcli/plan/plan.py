@@ -18,6 +18,7 @@ from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePl
 from rftcli.plan.plan_rewards import ShapingPlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
 from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
+from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.spec import CombineSpec, PartSpec
 
 PLAN_FORMAT = 2
@@ -338,6 +339,8 @@ class Plan:
     max_tokens: int | None = None
     """Of the whole run: it ends with the step that reaches them."""
     shaping: ShapingPlan = field(default_factory=ShapingPlan)
+    scorers: tuple[ScorerSpec, ...] = ()
+    """Models and services that parts of rewards use, those of evaluation too."""
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:

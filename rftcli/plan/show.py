@@ -9,6 +9,7 @@ from rftcli.plan import memory
 from rftcli.plan.plan import LearnerPlan, ModelPlan, Plan, RolloutPlan, plan_hash
 from rftcli.plan.show_models import model_rows
 from rftcli.plan.show_sampling import sampling_rows
+from rftcli.plan.show_scorers import scorer_rows
 
 
 def plan_text(plan: Plan) -> str:
@@ -43,6 +44,7 @@ def plan_text(plan: Plan) -> str:
     if plan.supervised is not None:
         stream = plan.supervised
         rows.append(("supervised", f"{stream.coefficient} x {stream.data.path or stream.data.python}, {stream.rows_per_update} rows an update"))
+    rows += scorer_rows(plan)
     for label, parts in plan.rewards.labels.items():
         rows.append((f"reward {label}", " + ".join(f"{part.weight:g} x {part.name}" for part in parts)))
     width = max(len(name) for name, _ in rows)

@@ -43,10 +43,12 @@ def part_source(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     for label, reward in recipe.rewards.items():
         for index, part in enumerate(reward.parts):
             here = ("rewards", label, "parts", index)
-            if part.rule is None and part.python is None:
-                yield Finding(path=here, message="needs `rule` or `python`", reads=((*here, "rule"), (*here, "python")), at_key=True)
-            if part.rule is not None and part.python is not None:
-                yield Finding(path=(*here, "python"), message="`rule` and `python` exclude each other", reason="write them as two parts")
+            given = [name for name in ("rule", "model", "python") if getattr(part, name) is not None]
+            if not given:
+                sources = tuple((*here, name) for name in ("rule", "model", "python"))
+                yield Finding(path=here, message="needs `rule`, `model` or `python`", reads=sources, at_key=True)
+            for other in given[1:]:
+                yield Finding(path=(*here, other), message=f"`{given[0]}` and `{other}` exclude each other", reason="write them as two parts")
 
 
 def part_names(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from rftcli.recipe import data_rules, reward_rules
+from rftcli.recipe import data_rules, reward_rules, scorer_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.names import did_you_mean
 from rftcli.recipe.paths import KeyPath
@@ -23,6 +23,7 @@ OF_REWARDS: tuple[Callable[[Recipe, KnownRules | None], Iterator[Finding]], ...]
     data_rules.known_option,
     reward_rules.combine,
     reward_rules.part_bounds,
+    scorer_rules.known_scorer,
 )
 """Rules of `rewards` that `eval.rewards` keeps too."""
 

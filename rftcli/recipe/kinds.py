@@ -20,7 +20,9 @@ from rftcli.recipe.sections import PathText, Recipe
 
 ANY_KEY = "*"
 """Piece of a pattern that stands for a name the person chose, or for an index."""
-NAMES_OF_KEYS = {("data", "eval"): "NAME", ("rewards",): "LABEL", ("eval", "rewards"): "LABEL", ("rollout", "by_label"): "LABEL"}
+NAMES_OF_KEYS = {
+    ("data", "eval"): "NAME", ("models", "scorers"): "NAME", ("rewards",): "LABEL", ("eval", "rewards"): "LABEL", ("rollout", "by_label"): "LABEL",
+}  # fmt: skip
 """How the chosen names below a key are called."""
 
 

@@ -32,14 +32,13 @@ _SOURCE = {
 
 KEYS: dict[str, str] = {
     "models.teacher": "there is no distillation",
-    "models.scorers": "use a `python` part that calls the model or service",
+    "models.scorers.NAME.placement.gpus": "the judge runs on the ranks (`shared`), or at a server that you start on GPUs of its own: `{server: URL}`",
     **{f"data.train[].{key}": reason for key, reason in _SOURCE.items()},
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
     "data.images": "only text is trained",
     "data.videos": "only text is trained",
     "rollout.max_version_lag": "every rollout uses the newest weights",
     "rollout.vllm": "use the engine `hf`",
-    "rewards.LABEL.parts[].model": "use a `python` part that calls the model",
 }
 """Pattern of a key -> what holds instead."""
 

@@ -23,6 +23,7 @@ from rftcli.recipe import (
     reward_rules,
     rollout_rules,
     sampling_rules,
+    scorer_rules,
     update_rules,
 )
 from rftcli.recipe.finding import Finding, KnownRules, Rule
@@ -166,8 +167,8 @@ RULES: dict[str, Rule] = {
     ),
     "zero-weights": Rule(about=("rewards.LABEL.parts[].weight",), text="One weight of a reward is not 0.", check=data_rules.rewards_weightless),
     "part-source": Rule(
-        about=("rewards.LABEL.parts[].rule", "rewards.LABEL.parts[].python"),
-        text="A part has exactly one of `rule` and `python`.",
+        about=("rewards.LABEL.parts[].rule", "rewards.LABEL.parts[].model", "rewards.LABEL.parts[].python"),
+        text="A part has exactly one of `rule`, `model` and `python`.",
         check=data_rules.part_source,
     ),
     "part-names": Rule(about=("rewards.LABEL.parts[].name",), text="Parts of a label have different names.", check=data_rules.part_names),
@@ -185,6 +186,7 @@ RULES: dict[str, Rule] = {
         text="What is said about truncated answers has an effect, and leaves some answers to learn from.",
         check=reward_rules.truncation,
     ),
+    **{code: Rule(about=about, text=text, check=found) for code, (about, text, found) in scorer_rules.ROWS.items()},
     "no-data": Rule(about=("data.train",), text="There is at least one training set.", check=data_rules.data_empty),
     "data-source": Rule(
         about=(

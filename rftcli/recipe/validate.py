@@ -146,6 +146,8 @@ def _smallest(kind: Kind) -> Any:
         return ()
     if kind.integer or kind.number:
         return 1
+    if kind.choices and not kind.text:
+        return kind.choices[0]
     return {} if kind.values is not None else "a:b"  # a target too
 
 

@@ -175,6 +175,14 @@ def load_function(
     UsageError: the text is no target, the module is not there or fails, the attribute is not there or not callable, or the signature asks for
     something that is neither in `record` nor in `options`.
     """
+    value = load_object(target, search_path)
+    if not callable(value):
+        raise UsageError(f"reward function `{target}` is a {type(value).__name__}, which cannot be called")
+    return UserFunction(target, value, _wanted(target, value, options, record), options, loop or EventLoop())
+
+
+def load_object(target: str, search_path: Iterable[Path | str] = ()) -> Any:
+    """What `package.module:name` names, found as `load_function` says. UsageError where there is nothing."""
     module_name, colon, path = target.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
         raise UsageError(f"`{target}` does not name a function", hint="write `package.module:function`")
@@ -187,9 +195,7 @@ def load_function(
             origin = module.__spec__.origin if module.__spec__ else None
             where = f"`{module_name}` ({origin or 'no file'})" if value is module else f"`{value!r}`"
             raise UsageError(f"{where} has no `{name}`, for reward function `{target}`", hint=_close(name, vars(module))) from None
-    if not callable(value):
-        raise UsageError(f"reward function `{target}` is a {type(value).__name__}, which cannot be called")
-    return UserFunction(target, value, _wanted(target, value, options, record), options, loop or EventLoop())
+    return value
 
 
 def _import(name: str, target: str, search_path: list[str]) -> ModuleType:

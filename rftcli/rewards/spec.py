@@ -14,8 +14,8 @@ from rftcli.errors import UsageError
 DEFAULT_LABEL = "default"
 """The entry of the reward table that serves rows whose label has none of its own."""
 
-KINDS = ("rule", "python")
-"""rule: `target` is a key of `rules.RULES`. python: `target` is `package.module:function`."""
+KINDS = ("rule", "python", "model")
+"""rule: `target` is a key of `rules.RULES`. python: `target` is `package.module:function`. model: `target` is the name of a scorer."""
 ON_ERROR = ("fail_sample", "abstain", "stop")
 """What an error of a part does. fail_sample: the sample has no reward. abstain: the part is left out of the sum. stop: the run ends."""
 TEXTS = ("clean", "keep_special")

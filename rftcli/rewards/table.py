@@ -23,6 +23,7 @@ from rftcli.rewards.functions import EventLoop, Log, UserFunction, as_values, de
 from rftcli.rewards.inputs import HeavyRule, RuleInput
 from rftcli.rewards.limits import TimedCalls
 from rftcli.rewards.rules import check_options, open_rule
+from rftcli.rewards.scorers.desk import Desk, after
 from rftcli.rewards.spec import DEFAULT_LABEL, PLAIN_SUM, CombineSpec, PartSpec
 from rftcli.types import Completion, PartScore, ScoredSample
 
@@ -47,10 +48,12 @@ class RewardTable:
         search_path: Iterable[Path | str] = (),
         threads: int = 8,
         total_steps: int | None = None,
+        desk: Desk | None = None,
     ) -> None:
         self.step: int | None = None
         self._total_steps = total_steps
         self._score_prefill = score_prefill
+        self._desk = Desk() if desk is None else desk
         self._rules: dict[str, Callable[..., Any]] = {}
         self._functions: list[UserFunction] = []
         self._loop = EventLoop()
@@ -81,22 +84,25 @@ class RewardTable:
         pending: set[Future[ScoredSample]] = set()
         try:
             for completion in completions:
-                pending.add(self._executor.submit(self._score_one, completion, self.step))
+                pending.add(self._begin(completion))
                 done = {future for future in pending if future.done()}
                 pending -= done
                 yield from (future.result() for future in done)
+            self._desk.flush()
             while pending:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
         finally:
             for future in pending:
                 future.cancel()
+            self._desk.end_round()
 
     def close(self) -> None:
         """End helper processes and event loop, and do not wait for functions that are still running."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._close_rules()
         self._loop.close()
+        self._desk.close()
 
     def _close_rules(self) -> None:
         for rule in self._rules.values():
@@ -112,6 +118,10 @@ class RewardTable:
 
     def _open_part(self, label: str, part: PartSpec, search_path: tuple[Path | str, ...]) -> Part:
         options = dict(part.options)
+        if part.kind == "model":
+            if not self._desk.knows(part.target):
+                raise UsageError(f"rewards.{label}: part `{part.name}` names the scorer `{part.target}`, which is not there")
+            return lambda completion, text, step, log: self._desk.ask(part.target, completion, text).result()
         if part.kind == "python":
             function = self._load(part, search_path)
             limit = part.timeout_seconds  # of an async one, which is cancelled before it is left behind
@@ -129,6 +139,20 @@ class RewardTable:
         self._functions.append(function)
         return function
 
+    def _begin(self, completion: Completion) -> Future[ScoredSample]:
+        """Ask the scorers, and start everything else; the sample is there when all of it is."""
+        step, parts, log = self.step, self._parts[self._label_of(completion)], Log()
+        models = [opened.spec for opened in parts if opened.spec.kind == "model"]
+        asked = [self._desk.ask(spec.target, completion, self._text(completion, spec.text)) for spec in models]
+        if not asked:
+            return self._executor.submit(self._score_one, completion, step, log, {})
+        early = self._executor.submit(self._score_early, completion, step, log)
+        return after([early, *asked], lambda: self._score_one(completion, step, log, early.result()))
+
+    def _score_early(self, completion: Completion, step: int | None, log: Log) -> dict[str, list[PartScore]]:
+        parts = self._parts[self._label_of(completion)]
+        return {opened.spec.name: self._score_part(opened, completion, step, log) for opened in parts if opened.spec.kind != "model"}
+
     def _label_of(self, completion: Completion) -> str:
         """The entry that scores it. RftError if there is none."""
         label = completion.prompt.label
@@ -141,10 +165,14 @@ class RewardTable:
             )
         return DEFAULT_LABEL
 
-    def _score_one(self, completion: Completion, step: int | None) -> ScoredSample:
+    def _score_one(self, completion: Completion, step: int | None, log: Log, known: Mapping[str, list[PartScore]]) -> ScoredSample:
+        """`known`: parts that have been scored already."""
         entry = self._label_of(completion)
-        log = Log()
-        scores = [(opened.spec, score) for opened in self._parts[entry] for score in self._score_part(opened, completion, step, log)]
+        scores = [
+            (opened.spec, score)
+            for opened in self._parts[entry]
+            for score in known.get(opened.spec.name) or self._score_part(opened, completion, step, log)
+        ]
         how = self._combine.get(entry, PLAIN_SUM)
         parts = tuple(score for _, score in scores)
         reward = None if how.how == "python" else combined(how, [spec for spec, _ in scores], parts)

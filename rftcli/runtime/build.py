@@ -31,6 +31,7 @@ from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.answers import Answers
 from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.literals import hidden_literals
+from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
@@ -46,6 +47,7 @@ from rftcli.runtime.models import keep_mean, load_whole, make_policy, make_refer
 from rftcli.runtime.own_loss import load_loss
 from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
+from rftcli.runtime.scorers import fill_desk
 from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.stages.beside import Beside
@@ -249,19 +251,23 @@ def make_eval_sets(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> lis
     return sets
 
 
-def make_eval_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
-    return make_scorer(replace(plan, rewards=plan.eval_rewards), paths)
+def make_desk(plan: Plan) -> Desk:
+    """Where parts ask scorers; filled when models are loaded."""
+    return Desk(spec.name for spec in plan.scorers)
+
+
+def make_eval_scorer(plan: Plan, paths: list[Path], desk: Desk) -> RewardTable:
+    return make_scorer(replace(plan, rewards=plan.eval_rewards), paths, desk)
 
 
 def make_answers(plan: Plan) -> Answers:
     return Answers(plan.eval_rewards.labels, score_prefill=plan.eval_rewards.score_prefill)
 
 
-def make_scorer(plan: Plan, paths: list[Path]) -> RewardTable:
+def make_scorer(plan: Plan, paths: list[Path], desk: Desk) -> RewardTable:
     rewards = plan.rewards
-    return RewardTable(
-        rewards.labels, combine=rewards.combine, score_prefill=rewards.score_prefill, search_path=paths, total_steps=plan.steps
-    )
+    own = {"combine": rewards.combine, "score_prefill": rewards.score_prefill, "total_steps": plan.steps}
+    return RewardTable(rewards.labels, search_path=paths, desk=desk, **own)
 
 
 def bound_loss(plan: Plan, paths: list[Path]) -> Callable[..., Any] | None:
@@ -273,15 +279,12 @@ def bound_loss(plan: Plan, paths: list[Path]) -> Callable[..., Any] | None:
 
 
 def reward_sources(plan: Plan) -> tuple[Path, ...]:
-    """Source files of the user's reward functions, so that a checkpoint can be evaluated without them."""
+    """Source files of the user's reward functions and scorers, so that a checkpoint can be evaluated without them."""
     found = []
-    combines = (*plan.rewards.combine.values(), *plan.eval_rewards.combine.values())
-    targets = [spec.target for spec in combines if spec.target is not None]
-    for parts in (*plan.rewards.labels.values(), *plan.eval_rewards.labels.values()):
-        for part in parts:
-            if part.kind == "python":
-                targets.append(part.target)
-    for target in targets:
+    tables = (*plan.rewards.labels.values(), *plan.eval_rewards.labels.values())
+    targets = [part.target for parts in tables for part in parts if part.kind == "python"]
+    others = (*plan.rewards.combine.values(), *plan.eval_rewards.combine.values(), *plan.scorers)
+    for target in (*targets, *(spec.target for spec in others if spec.target is not None)):
         module = sys.modules.get(target.partition(":")[0])
         file = None if module is None else inspect.getsourcefile(module)
         if file is not None and Path(file).is_relative_to(plan.rewards.search_path):
@@ -311,8 +314,9 @@ def build(
     watch = Stopwatch(peak_gib=partial(peak_gib, device) if device.type == "cuda" else None)
     disable_progress_bar()
     paths = search_paths(plan)
-    scorer = make_scorer(plan, paths)
-    eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths)
+    desk = make_desk(plan)
+    scorer = make_scorer(plan, paths, desk)
+    eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths, desk)
     own_loss = bound_loss(plan, paths)
     tokenizer = make_tokenizer(plan.policy)
     for text in hidden_literals(plan.rewards.labels, special_tokens(tokenizer)):
@@ -348,6 +352,7 @@ def build(
     keep_mean(plan.policy, learner, world)
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
+    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
     kl = None if plan.kl is None else KlControl(plan.kl)
     entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)

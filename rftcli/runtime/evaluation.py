@@ -11,11 +11,12 @@ from rftcli.events import EvalDone, RunEnded, RunStarted
 from rftcli.models.load import eos_ids, load_tokenizer, num_parameters, pad_id
 from rftcli.plan.plan import Plan
 from rftcli.protocols import World
-from rftcli.runtime.build import device_of, make_answers, make_eval_scorer, make_eval_sets, make_sampler, search_paths
+from rftcli.runtime.build import device_of, make_answers, make_desk, make_eval_scorer, make_eval_sets, make_sampler, search_paths
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.models import load_model, make_policy, make_tokenizer
 from rftcli.runtime.parts import PartFile
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
+from rftcli.runtime.scorers import fill_desk
 from rftcli.stages.evaluate import evaluate
 
 
@@ -33,11 +34,13 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
         tokenizer = load_tokenizer(path, trust_remote_code=plan.policy.trust_remote_code, options=plan.policy.tokenizer_options)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     sets = make_eval_sets(plan, builder, paths)
-    scorer = make_eval_scorer(plan, paths)
+    desk = make_desk(plan)
+    scorer = make_eval_scorer(plan, paths, desk)
     model = (make_policy(plan.policy, device, tokenizer, emit)[0] if folder is None else load_model(plan.policy, device, path)).eval()
     sampler = make_sampler(
         plan, model, tokenizer, eos_ids(model.config, model.generation_config, tokenizer), pad_id(tokenizer), device, owns_weights=False
     )
+    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": shown, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))
     start = time.perf_counter()

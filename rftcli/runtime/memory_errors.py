@@ -34,6 +34,8 @@ def told(error: BaseException, plan: Plan) -> RftError | None:
 def stage_of(error: BaseException) -> str | None:
     """The stage that the loop was in: the first in the traceback; None if there is none."""
     names = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if SCORING in names:  # inside collect or an evaluation
+        return "score"
     for name in names:
         for stage, (_, rooms) in STAGES.items():
             if any(name == room or name.startswith(f"{room}.") for room in rooms):
@@ -66,6 +68,11 @@ def _knobs(stage: str | None, plan: Plan) -> list[str]:
         model.append("set train.offload.optimizer: cpu")
     if plan.world.ranks == 1:
         model = [text for text in model if "zero_stage" not in text] + ["use more GPUs" if plan.world.device == "cuda" else "use a smaller model"]
+    if stage == "score":
+        weights = {spec.name: spec.weights for spec in plan.scorers if spec.weights is not None}
+        lower = [f"lower models.scorers.{name}.batch_tokens (now {one.batch_tokens})" for name, one in weights.items()]
+        waiting = [f"set models.scorers.{name}.offload: true" for name, one in weights.items() if not one.offload and not one.sharded]
+        return [*lower, *(waiting if plan.world.device == "cuda" else [])] or model or [cut]
     if stage in ("rollout", "evaluation"):
         return [rows, f"lower rollout.max_new_tokens (now {plan.rollout.max_new_tokens})"]
     if stage == "credit":
@@ -76,10 +83,13 @@ def _knobs(stage: str | None, plan: Plan) -> list[str]:
     return model or [cut]
 
 
+SCORING = "rftcli.rewards.scorers.desk"
+"""The module whose frames mark that models score."""
 # How to add one: the stage, what was done in words, and the modules whose frames mark it.
 STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "evaluation": ("in evaluation", ("rftcli.stages.evaluate",)),
     "rollout": ("in rollout", ("rftcli.stages.collect", "rftcli.engines")),
+    "score": ("while reward models scored", (SCORING,)),
     "credit": ("while log-probs were computed before the update", ("rftcli.stages.credit",)),
     "learn": ("in learn (the update)", ("rftcli.stages.learn", "rftcli.runtime.learner")),
     "checkpoint": ("while a checkpoint was written", ("rftcli.runtime.checkpoint",)),

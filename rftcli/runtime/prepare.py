@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from rftcli.plan.compile_data import data_specs, reward_parts
 from rftcli.plan.compile_ppo import supervised_data
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.compile_run import scoring
-from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
+from rftcli.plan.facts import Facts, MachineFacts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
 from rftcli.probe.lengths import LengthFacts
@@ -39,6 +40,7 @@ from rftcli.runtime import checks
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
 from rftcli.runtime.recipe_checks import form_problems, loss_problems, observer_problems, recipe_file, reward_problems
+from rftcli.runtime.scorer_checks import scorer_facts, scorer_problems, scorer_warnings
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
@@ -104,6 +106,7 @@ def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> Loaded
     path = recipe_path(given) if text is None else given
     loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text)
     loaded.raise_problems([*reward_problems(loaded), *form_problems(loaded), *observer_problems(loaded), *loss_problems(loaded)])
+    loaded.raise_problems(scorer_problems(loaded, recipe_file(loaded).resolve().parent))
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
             if part.kind == "rule":
@@ -139,6 +142,7 @@ def prepare(
         policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems, loaded.recipe.models.policy.revision)
         reference = _reference(loaded, problems)
         critic = _critic(loaded, problems)
+        scorers = scorer_facts(loaded, problems, os.environ)
         tokenizer = _tokenizer_and_adapter(loaded, problems)
     except MachineError:
         loaded.raise_problems(problems)  # what is wrong here and now comes before a hub that does not answer
@@ -155,7 +159,7 @@ def prepare(
             train_rows = sum(one.kept for one in measured.train)
     here = Several(ranks=ranks or gpus or machine.gpus or 1, nodes=1, per_node=1) if several is None else several
     facts = Facts(machine=machine, model=policy, ranks=here.ranks, nodes=here.nodes, train_rows=train_rows, tokenizer_revision=tokenizer)
-    plan = _compile(loaded, facts, reference, critic, problems)
+    plan = _compile(loaded, facts, reference, critic, problems, scorers)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
     warnings += _few_prompts(plan, train_rows)
@@ -170,8 +174,10 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
     problems: list[Problem] = []
     if recipe.models.policy.path.startswith(("builtin:", "/")):  # a hub id is not asked for: this command needs no network
         _model(loaded, "models.policy.path", recipe.models.policy.path, problems)
+    scorer_facts(loaded, problems, os.environ, hub=False)
     tables = Tables()
     _, warnings = _scan(loaded, problems, tables, first=ROWS_LOOKED_AT)
+    warnings += scorer_warnings(loaded)
     if not problems:
         folder = recipe_file(loaded).resolve().parent
         warnings += checks.check_rows(loaded, folder, problems, tables, first=ROWS_LOOKED_AT, first_streamed=ROWS_LOOKED_AT)
@@ -277,8 +283,9 @@ def _tokenizer_and_adapter(loaded: LoadedRecipe, problems: list[Problem]) -> str
 
 
 def _compile(
-    loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, critic: ModelFacts | None, problems: list[Problem]
-) -> Plan | None:
+    loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, critic: ModelFacts | None, problems: list[Problem],
+    scorers: Mapping[str, ScorerFacts],
+) -> Plan | None:  # fmt: skip
     """The plan, with `${VAR}` in its texts; None with the reasons added to `problems`."""
     try:
         return compile_plan(
@@ -289,6 +296,7 @@ def _compile(
             policy_path=_written_path(loaded, ("models", "policy", "path"), facts.model),
             reference_path=None if reference is None else _written_path(loaded, ("models", "reference", "from"), reference),
             critic=None if critic is None else replace(critic, path=_written_path(loaded, ("models", "critic", "from"), critic)),
+            scorers=scorers,
             reference_revision=None if reference is None else reference.revision,
         )
     except CompileError as error:

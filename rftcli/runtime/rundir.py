@@ -58,6 +58,7 @@ class RunDir:
         self.evals = self.path / "evals"
         self.checkpoints = self.path / "checkpoints"
         self.final = self.path / "final"
+        self.scores = self.path / "scores"
 
     def create(self, *, again: bool = False) -> None:
         """Make the directory. Raises UsageError with the ways out when something is there; `again`: more than an unfinished `create` leaves."""

@@ -22,7 +22,8 @@ from rftcli.plan.plan import Plan, plan_from_json, plan_hash, plan_to_json
 from rftcli.probe.data import DataFacts
 from rftcli.protocols import Observer
 from rftcli.recipe.schema import resolved_yaml
-from rftcli.redact import known_values, redacted_arguments
+from rftcli.redact import known_values, redacted, redacted_arguments
+from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.runtime import prepare
 from rftcli.runtime.changes import Change
 from rftcli.runtime.checkpoint import FRESH_OPTIMIZER, older, read_progress
@@ -331,14 +332,25 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
         "models": {
             "policy": {"path": plan.policy.given, "revision": plan.policy.revision},
             "reference": None if plan.reference is None else {"path": plan.reference.given, "revision": plan.reference.revision},
+            "scorers": {spec.name: _scorer_record(spec) for spec in plan.scorers},
         },
         "data": {} if prepared.data is None else {"train": _fingerprints(prepared.data.train), "eval": _fingerprints(prepared.data.eval)},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "user_rewards": sorted(
             {part.target for table in (plan.rewards, plan.eval_rewards) for parts in table.labels.values() for part in parts if part.kind == "python"}
+            | {spec.target for spec in plan.scorers if spec.target is not None}
         ),
         "recipe": _recipe_record(prepared),
     }
+
+
+def _scorer_record(spec: ScorerSpec) -> dict[str, Any]:
+    """Which model or service scored."""
+    if spec.weights is not None:
+        return {"kind": spec.kind, "path": spec.weights.given, "revision": spec.weights.revision}
+    if spec.service is not None:
+        return {"kind": spec.kind, "urls": redacted(spec.service.urls, known_values(os.environ)), "model": spec.model}
+    return {"kind": spec.kind, "python": spec.target}
 
 
 def _recipe_record(prepared: Prepared) -> dict[str, Any] | None:

@@ -150,6 +150,7 @@ class _Rollout:
     def groups(self, prompts: Mapping[int, Prompt], rollouts: int) -> dict[int, Group]:
         """A whole scored group for each prompt, by the same keys; generated in so many parts, one after another."""
         if not prompts:
+            assert not list(self._scorer.score(())), "scored something that was not asked for"  # sharded reward models meet on every rank
             return {}
         samples = tuple(range(self._plan.batch.samples_per_prompt))
         requests = [Request(prompt=prompt, samples=samples) for prompt in prompts.values()]

@@ -324,6 +324,16 @@ OTHER: dict[str, str] = {
     "reward_shaping.max_error_rate": "0.5", "reward_shaping.truncated": "mask", "reward_shaping.truncated_factor": "0.5",
     "reward_shaping.missing_eos_penalty": "0.5", "reward_shaping.overlong.buffer": "8", "reward_shaping.overlong.factor": "0.5",
     "reward_shaping.running_norm": "full", "reward_shaping.clip": "[-1, 1]",
+    "rewards.LABEL.parts[].model": "s",
+    **{f"models.scorers.NAME.{key}": value for key, value in {
+        "kind": "classifier", "path": "org/other", "revision": "v2", "tokenizer": "org/words", "template": "'{{ x }}'", "dtype": "bfloat16",
+        "trust_remote_code": "true", "quantise.bits": "8", "quantise.kind": "fp4", "quantise.nested": "true", "options": "{a: 1}",
+        "max_tokens": "99", "overlong": "cut_left", "batch_tokens": "999", "head": "1",
+        "prompt": "'{{ label }}'", "score.regex": "'(.+)'", "score.json": "b", "score.token": "maybe", "score.against": "[no]", "score.scale": "2",
+        "max_new_tokens": "9", "temperature": "0.5", "samples": "2", "placement.server": "'http://y'", "api": "completions",
+        "preset": "lightrft", "urls": "['http://y']", "score_field": "scores", "batch_size": "3", "timeout_seconds": "9", "retries": "1",
+        "concurrency": "2", "per_minute": "60", "headers_env": "{A: B}", "python": "'a:C'", "memory_gib": "2", "cache": "true",
+    }.items()},
     "algorithm.advantage.kind": "rloo", "algorithm.advantage.normalise_std": "false", "algorithm.advantage.std": "batch",
     "algorithm.loss.kind": "dro", "algorithm.loss.python": "'m:g'", "algorithm.loss.options": "{importance_weight: true}",
     "algorithm.loss.old": "recompute", "algorithm.loss.off_policy_mask": "0.1", "algorithm.loss.entropy_coefficient": "0.01",
@@ -387,6 +397,10 @@ OTHER: dict[str, str] = {
     "data.curriculum.pass_mark": "0.5", "data.curriculum.memory": "0.1", "data.curriculum.python": "'a:C'", "data.curriculum.options": "{n: 2}",
 }  # fmt: skip
 """Every key of the language that has more than one value, with another value than BASE or the default has."""
+USED = "rewards.default=[{rule: exact}, {model: s}]"
+CLASSIFIER = "models.scorers.s={kind: classifier, path: org/s}"
+HTTP = "models.scorers.s={kind: http, urls: ['http://x']}"
+JUDGE = "models.scorers.s={kind: generative, path: org/s, prompt: '{{ x }}', score: {regex: '(.)'}"
 PPO = ("algorithm.advantage.kind=gae", "models.critic={}")
 SETUP: dict[str, tuple[str, ...]] = {
     "data.train[].path": ("data.train=[{path: /a.jsonl}]",),
@@ -438,19 +452,38 @@ SETUP: dict[str, tuple[str, ...]] = {
     "rewards.LABEL.combine.options": ("rewards.default={combine: {python: 'a:b'}, parts: [{rule: exact}]}",),
     "reward_shaping.truncated_factor": ("reward_shaping.truncated=penalise",),
     "reward_shaping.overlong.factor": ("reward_shaping.overlong.buffer=4",),
+    "rewards.LABEL.parts[].model": (USED, HTTP), "models.scorers.NAME.kind": (USED, HTTP),
+    **{f"models.scorers.NAME.{key}": (USED, CLASSIFIER) for key in (
+        "path", "revision", "tokenizer", "template", "dtype", "trust_remote_code", "options", "max_tokens", "overlong", "batch_tokens", "head",
+        "cache",
+    )},
+    **{f"models.scorers.NAME.quantise.{key}": (USED, CLASSIFIER, "models.scorers.s.quantise={}") for key in ("bits", "kind", "nested")},
+    **{f"models.scorers.NAME.{key}": (USED, f"{JUDGE}, placement: {{server: 'http://x'}}}}") for key in (
+        "prompt", "score.regex", "score.scale", "max_new_tokens", "temperature", "placement.server", "api",
+    )},
+    "models.scorers.NAME.samples": (USED, f"{JUDGE}, temperature: 1}}"),
+    "models.scorers.NAME.score.json": (USED, f"{JUDGE}}}"), "models.scorers.NAME.score.token": (USED, f"{JUDGE}}}"),
+    "models.scorers.NAME.score.against": (USED, "models.scorers.s={kind: generative, path: org/s, prompt: '{{ x }}', score: {token: yes}}"),
+    **{f"models.scorers.NAME.{key}": (USED, HTTP) for key in (
+        "preset", "urls", "score_field", "batch_size", "timeout_seconds", "retries", "concurrency", "per_minute", "headers_env",
+    )},
+    **{f"models.scorers.NAME.{key}": (USED, "models.scorers.s={kind: python, python: 'a:B'}") for key in ("python", "memory_gib")},
     **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
 INSTEAD_OF: dict[str, str] = {
     "data.eval.NAME.python": "data.eval.test.path=null",
     "rewards.LABEL.parts[].python": "rewards.default[0].rule=null",
+    "rewards.LABEL.parts[].model": "rewards.default=[{weight: 1}]",
+    "models.scorers.NAME.kind": "models.scorers.s={urls: [], path: org/s}",
+    **{f"models.scorers.NAME.score.{key}": "models.scorers.s.score.regex=null" for key in ("json", "token")},
     "train.data_passes": "train.steps=null",
     "data.curriculum.kind": "data.curriculum.python=null",
     "train.supervised.data.python": "train.supervised.data.path=null",
     "algorithm.kl.controller.kind": "algorithm.kl.controller.target=null",
 }
 """What the key takes the place of."""
-ONE_VALUE = {"models.critic.optimizer.kind", "profile.tool"}
+ONE_VALUE = {"models.scorers.NAME.offload", "models.scorers.NAME.shard", "models.critic.optimizer.kind", "profile.tool"}
 """Keys with a single value so far, or on a CPU."""
 MERGED = {"extends"}
 for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`
@@ -470,7 +503,7 @@ def test_the_table_knows_every_key() -> None:
 def test_no_key_is_ignored(compiled: Compiled, pattern: str) -> None:
     """Another value of any key gives another plan: nothing that a person writes is dropped on the way."""
     path = pattern.replace("data.train[]", "data.train[0]").replace("eval.NAME", "eval.test").replace("rewards.LABEL.parts[]", "rewards.default[0]")
-    path = path.replace("rewards.LABEL", "rewards.default").replace("by_label.LABEL", "by_label.default")
+    path = path.replace("rewards.LABEL", "rewards.default").replace("by_label.LABEL", "by_label.default").replace("scorers.NAME", "scorers.s")
     setup = (*BASE, *SETUP.get(pattern, ()))
     instead = (INSTEAD_OF[pattern],) if pattern in INSTEAD_OF else ()
     before = compiled(*setup, experts=4)

@@ -83,6 +83,59 @@ models:
     value_clip: 0.3
     warmup_steps: 5
     max_grad_norm: 0.5
+  scorers:
+    helpful:
+      kind: classifier
+      path: some/reward-model
+      revision: v2
+      tokenizer: org/words
+      template: "{{ messages[0].content }}"
+      dtype: bfloat16
+      trust_remote_code: true
+      quantise: {bits: 4, kind: fp4, nested: true}
+      options: {low_cpu: true}
+      max_tokens: 512
+      overlong: cut_left
+      batch_tokens: 2048
+      head: 0.5*h[0] - h[2]
+      offload: false
+      shard: false
+      cache: true
+    judge:
+      kind: generative
+      path: some/judge
+      prompt: "is it good? {{ completion }}"
+      score: {regex: 'score: (.+)', scale: 0.1}
+      max_new_tokens: 64
+      temperature: 0.5
+      samples: 2
+      placement: {server: 'http://127.0.0.1:8000/v1'}
+      api: completions
+    strict:
+      kind: generative
+      path: some/judge
+      prompt: "{{ completion }}?"
+      score: {token: good, against: [bad]}
+    fields:
+      kind: generative
+      path: some/judge
+      prompt: "{{ completion }}!"
+      score: {json: verdict.score}
+    service:
+      kind: http
+      preset: lightrft
+      urls: ['http://127.0.0.1:5000/score']
+      score_field: scores
+      batch_size: 4
+      timeout_seconds: 5.0
+      retries: 1
+      concurrency: 2
+      per_minute: 600.0
+      headers_env: {Authorization: REWARD_TOKEN}
+    own:
+      kind: python
+      python: my_rewards:Model
+      memory_gib: 2.0
 data:
   train:
     - name: first
@@ -191,6 +244,8 @@ rewards:
         clip: [-1.0, 1.0]
         timeout_seconds: 5.0
       - python: my_rewards:brevity
+        weight: 0.1
+      - model: helpful
         weight: 0.1
 reward_shaping:
   truncated: penalise

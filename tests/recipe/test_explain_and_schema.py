@@ -81,9 +81,10 @@ def test_every_key_rule_and_code_has_a_page() -> None:
         ("group-of-on", "did you mean `group-of-one`?"),
         ("rewards.math.parts.wieght", "did you mean `rewards.LABEL.parts[].weight`?"),
         ("reward", "did you mean `rewards` or `reward_shaping` or `eval.rewards`?"),
-        ("path", "did you mean `models.policy.path` or `data.train[].path` or `data.eval.NAME.path` or `train.supervised.data.path`?"),
-        ("temperatur", "did you mean `data.eval.NAME.sampling.temperature` or `rollout.temperature` or `rollout.by_label.LABEL.temperature` or "
-         "`eval.temperature`?"),
+        ("path", "did you mean `models.policy.path` or `models.scorers.NAME.path` or `data.train[].path` or `data.eval.NAME.path` or "
+         "`train.supervised.data.path`?"),
+        ("temperatur", "did you mean `models.scorers.NAME.temperature` or `data.eval.NAME.sampling.temperature` or `rollout.temperature` or "
+         "`rollout.by_label.LABEL.temperature` or `eval.temperature`?"),
         ("passes", "did you mean `train.data_passes`?"),
         ("zzzz", "`rft explain` lists the sections, `rft explain rollout` a section's keys"),
     ],
@@ -171,7 +172,13 @@ def test_needed_keys_may_come_from_a_parent() -> None:
     needed = schema.pop("else")
     schema.pop("if")
     assert not [node for node in nodes(schema) if isinstance(node.get("required"), list)]
-    assert needed["properties"]["models"] == {"required": ["policy"], "properties": {"policy": {"required": ["path"]}}}
+    assert needed["properties"]["models"] == {
+        "required": ["policy"],
+        "properties": {
+            "policy": {"required": ["path"]},
+            "scorers": {"additionalProperties": {"required": ["kind"]}},
+        },
+    }
     assert needed["properties"]["data"] == {"required": ["train"]}
     of_combine = {"combine": {"required": ["python"]}}  # where it is a mapping
     assert needed["properties"]["rewards"] == {"additionalProperties": {"required": ["parts"], "properties": of_combine}}

@@ -42,6 +42,9 @@ models:
   teacher: null
   scorers:
     helpful: {kind: classifier, path: some/reward-model, head: 0, offload: auto}
+    judge: {kind: generative, path: some/judge, prompt: judge.j2, score: {regex: '(.)', scale: 0.1}, cache: true,
+            placement: {server: 'http://x', gpus: 2}}
+    service: {kind: http, preset: openrlhf, urls: ['http://x'], timeout_seconds: 30, retries: 3, concurrency: 32, headers_env: {}}
 data:
   train:
     - {name: gsm8k, path: data/train.jsonl, split: null, weight: 0.7, limit: null, label: math, system: null,
@@ -107,7 +110,7 @@ track: {tensorboard: null, wandb: {project: rft, entity: null, group: null, name
 profile: {steps: [], tool: torch}
 """
 """Every key of the language. Values are defaults, except in the sections of `EXAMPLES`."""
-EXAMPLES = ("extends", "models.policy.path", "data.train[].", "data.eval.NAME.", "rewards.LABEL.")
+EXAMPLES = ("extends", "models.scorers.NAME.", "models.policy.path", "data.train[].", "data.eval.NAME.", "rewards.LABEL.")
 ADDED = {
     "rewards.LABEL.combine.python",
     "rewards.LABEL.combine.options",
@@ -181,6 +184,11 @@ ADDED = {
     "checkpoint.keep_best.mode",
     "checkpoint.keep_best.keep",
     "checkpoint.max_gib",
+    *(f"models.scorers.NAME.{key}" for key in (
+        "revision", "tokenizer", "template", "dtype", "trust_remote_code", "quantise", "quantise.bits", "quantise.kind", "quantise.nested", "options",
+        "max_tokens", "overlong", "batch_tokens", "shard", "score.json", "score.token", "score.against", "max_new_tokens", "temperature", "samples",
+        "api", "score_field", "batch_size", "per_minute", "python", "memory_gib",
+    )),
     "launch",
     "launch.env",
     "launch.timeout_minutes",
@@ -254,7 +262,7 @@ def test_defaults_are_the_promised_ones() -> None:
 
 def test_listed_keys_are_refused_as_not_yet_supported(full: str, problems_of: Problems) -> None:
     for pattern in KEYS:
-        path = pattern.replace("[]", "[0]").replace("NAME", "held_out").replace("LABEL", "math")
+        path = pattern.replace("[]", "[0]").replace("scorers.NAME", "scorers.judge").replace("NAME", "held_out").replace("LABEL", "math")
         for suffix in ("", ".below"):
             (problem,) = problems_of(full, sets=[f"{path}{suffix}=1"])
             assert (problem.code, problem.path, problem.message) == ("not-yet-supported", path, f"`{path}` is not yet supported")

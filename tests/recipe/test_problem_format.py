@@ -43,7 +43,7 @@ recipes/gsm8k.yaml:14:7  rewards.math.parts[0]  unknown key `wieght`
    |
 14 |       wieght: 2
    |       ^^^^^^ did you mean `weight`?
-   | allowed here: rule, python, name, weight, options, on_error, text, clip, timeout_seconds
+   | allowed here: rule, model, python, name, weight, options, on_error, text, clip, timeout_seconds
 
 recipes/gsm8k.yaml:21:23  rollout.samples_per_prompt  must be at least 2 for `grpo`, got 1
    |
@@ -73,7 +73,7 @@ def test_json_form(problems_of: Callable[..., list[Problem]]) -> None:
         "length": 6,
         "text": "      wieght: 2",
         "label": "did you mean `weight`?",
-        "allowed": ["rule", "python", "name", "weight", "options", "on_error", "text", "clip", "timeout_seconds"],
+        "allowed": ["rule", "model", "python", "name", "weight", "options", "on_error", "text", "clip", "timeout_seconds"],
     }
     assert second["code"] == "group-of-one" and second["hint"] == "`rft explain rollout.samples_per_prompt`"
     assert "allowed" not in second

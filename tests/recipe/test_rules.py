@@ -20,6 +20,8 @@ TWO = "rewards: {default: [{rule: exact}, {rule: exact%s}]}"
 GAE = ("algorithm.advantage.kind=gae", "models.critic={}")
 
 ALONE = ["rollout.samples_per_prompt=1", "algorithm.advantage.kind=reinforce"]
+HTTP = "models.scorers.service={kind: http, urls: ['http://x']}"
+JUDGE = "models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}'"
 BREACHES = [
     ("run-length", ["train=null"], "train", "needs `steps` or `data_passes`"),
     ("run-length", ["train.data_passes=2"], "train.data_passes", "`steps` and `data_passes` both say how long to train"),
@@ -49,7 +51,7 @@ BREACHES = [
     ("no-reward", ["rewards.default=null"], "rewards", "has no entry"),
     ("no-reward", ["rewards.default=[]"], "rewards.default.parts", "has no part"),
     ("zero-weights", ["rewards.default=[{rule: exact, weight: 0}, {rule: near, weight: 0.0}]"], "rewards.default.parts", "all weights are 0"),
-    ("part-source", ["rewards.default=[{weight: 1}]"], "rewards.default.parts[0]", "needs `rule` or `python`"),
+    ("part-source", ["rewards.default=[{weight: 1}]"], "rewards.default.parts[0]", "needs `rule`, `model` or `python`"),
     (
         "part-source",
         ["rewards.default=[{rule: exact, python: 'm:f'}]"],
@@ -58,6 +60,51 @@ BREACHES = [
     ),
     ("part-names", ["rewards.default=[{rule: exact}, {python: 'm:exact'}]"], "rewards.default.parts[1]", "a second part named `exact`"),
     ("part-names", ["rewards.default=[{rule: near, name: exact}, {rule: exact}]"], "rewards.default.parts[1]", "a second part named `exact`"),
+    ("unknown-scorer", [HTTP, "rewards.default=[{model: servce}]"], "rewards.default.parts[0].model", "no entry `servce` in models.scorers"),
+    (
+        "unknown-scorer",
+        [HTTP, "rewards.default=[{model: service, options: {a: 1}}]"],
+        "rewards.default.parts[0].options.a",
+        "a `model` part has no options",
+    ),
+    ("scorer-keys", ["models.scorers.s={kind: classifier}"], "models.scorers.s", "`classifier` needs `path`"),
+    ("scorer-keys", [HTTP, "models.scorers.service.head=1"], "models.scorers.service.head", "`head` has no meaning for `http`"),
+    (
+        "scorer-keys",
+        ["models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}', score: {json: a}, placement: {server: 'http://x'}, offload: true}"],
+        "models.scorers.s.offload",
+        "`offload` has no meaning for a judge at a server",
+    ),
+    ("scorer-score", [f"{JUDGE}, score: {{scale: 2}}}}"], "models.scorers.s.score", "needs `regex`, `json` or `token`"),
+    ("scorer-score", [f"{JUDGE}, score: {{json: a, token: yes}}}}"], "models.scorers.s.score.token", "`json` and `token` exclude each other"),
+    ("scorer-score", [f"{JUDGE}, score: {{regex: 'a+'}}}}"], "models.scorers.s.score.regex", "needs one group in parentheses, has 0"),
+    ("scorer-score", [f"{JUDGE}, score: {{json: a}}, samples: 3}}"], "models.scorers.s.samples", "needs a temperature above 0"),
+    ("scorer-score", [f"{JUDGE}, score: {{token: yes, against: [yes]}}}}"], "models.scorers.s.score.against[0]", "`yes` is there twice"),
+    (
+        "scorer-service",
+        ["models.scorers.s={kind: http, urls: [localhost]}"],
+        "models.scorers.s.urls[0]",
+        "must begin with `http://` or `https://` and a host",
+    ),
+    (
+        "scorer-service",
+        [f"{HTTP[:-1]}, headers_env: {{Authorization: Bearer 123}}}}"],
+        "models.scorers.service.headers_env.Authorization",
+        "is no name of an environment variable",
+    ),
+    ("scorer-weights", [f"{JUDGE}, score: {{json: a}}, shard: true}}"], "models.scorers.s.shard", "goes with `score.token` alone"),
+    (
+        "scorer-weights",
+        ["models.scorers.s={kind: classifier, path: a/b, options: {torch_dtype: bfloat16}}"],
+        "models.scorers.s.options.torch_dtype",
+        "has a key of its own: `models.scorers.s.dtype`",
+    ),
+    (
+        "scorer-weights",
+        ["models.scorers.s={kind: classifier, path: a/b, quantise: {}, offload: true}"],
+        "models.scorers.s.offload",
+        "does not go with `quantise`",
+    ),
     ("unknown-rule", ["rewards.default=[{rule: exct}]"], "rewards.default.parts[0].rule", "unknown rule `exct`"),
     (
         "unknown-option",

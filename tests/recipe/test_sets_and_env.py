@@ -61,7 +61,7 @@ def test_later_ones_win_and_null_removes(minimal: str) -> None:
 def test_lists_are_changed_by_index(full: str) -> None:
     recipe = load_text(full, sets=["data.train[1].weight=3", "eval.pass_k[1]=2", "rewards.math.parts[1].weight=0.2"], env={}).recipe
     assert [source.weight for source in recipe.data.train][:2] == [0.7, 3.0] and recipe.eval.pass_k == (1, 2)
-    assert [part.weight for part in recipe.rewards["math"].parts] == [0.9, 0.2]
+    assert [part.weight for part in recipe.rewards["math"].parts] == [0.9, 0.2, 0.1]
 
 
 def test_the_same_renderer(minimal: str) -> None:

@@ -313,7 +313,7 @@ def test_part_specs_are_plain_data() -> None:
     assert from_data(PartSpec, json.loads(json.dumps(to_data(spec)))) == spec
 
 
-@pytest.mark.parametrize("change", [{"kind": "model"}, {"on_error": "ignore"}, {"text": "all"}, {"weight": float("nan")}, {"weight": 1e7}])
+@pytest.mark.parametrize("change", [{"kind": "magic"}, {"on_error": "ignore"}, {"text": "all"}, {"weight": float("nan")}, {"weight": 1e7}])
 def test_a_part_spec_refuses_unknown_words(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="reward part `a`"):
         PartSpec(**({"name": "a", "kind": "rule", "target": "exact"} | change))

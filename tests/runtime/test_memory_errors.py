@@ -13,6 +13,9 @@ from rftcli.plan.compile import compile_plan
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan
 from rftcli.recipe.load import load_text
+from rftcli.rewards.scorers.desk import Desk
+from rftcli.rewards.spec import PartSpec
+from rftcli.rewards.table import RewardTable
 from rftcli.runtime.memory_errors import told
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages.collect import collect
@@ -109,6 +112,24 @@ def test_only_keys_that_can_still_help_are_named() -> None:
     error = told(failure("learn", plan), plan)
     assert error is not None
     assert error.hint == "lower batch.micro_batch_size (now 2); or set train.deepspeed.zero_stage to 3 (now 2)"
+
+
+def test_reward_models_inside_a_rollout() -> None:
+    class Hungry:
+        remote, collective = False, True
+
+        def score(self, views: Any) -> Any:
+            return allocate()
+
+    plan = plan_of("models.scorers.big={kind: classifier, path: org/big, batch_tokens: 999}", "rewards.default=[{model: big}]")
+    desk = Desk(["big"])
+    desk.fill({"big": Hungry()})  # type: ignore[dict-item]
+    table = RewardTable({"default": (PartSpec(name="big", kind="model", target="big"),)}, desk=desk)
+    with pytest.raises(RuntimeError) as caught:
+        list(table.score([]))
+    error = told(caught.value, plan)
+    assert error is not None and "while reward models scored" in error.message
+    assert error.hint == "lower models.scorers.big.batch_tokens (now 999)"
 
 
 @pytest.mark.parametrize(

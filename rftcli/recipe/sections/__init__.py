@@ -16,11 +16,13 @@ from rftcli.recipe.sections.critic import CriticModel, CriticOptimizer
 from rftcli.recipe.sections.data import Columns, Data, DataSource, EvalSource, SetSampling, TrainSource
 from rftcli.recipe.sections.launch import Launch, Profile
 from rftcli.recipe.sections.loss import Correction, EntropyController, Loss, Reject
-from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, Quantise, ReferenceModel, Refresh
+from rftcli.recipe.sections.models import Chat, Ema, Lora, Models, PolicyModel, ReferenceModel, Refresh
+from rftcli.recipe.sections.quantise import Quantise
 from rftcli.recipe.sections.rewards import CombineFunction, Overlong, Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
 from rftcli.recipe.sections.sampling import Curriculum, Dynamic, Keep, LabelSampling, OverSample, Replay
+from rftcli.recipe.sections.scorers import JudgeScore, Placement, ScorerModel
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
 
@@ -77,6 +79,7 @@ __all__ = [
     "Eval",
     "EvalSource",
     "HfEngine",
+    "JudgeScore",
     "Keep",
     "KeepBest",
     "Kl",
@@ -92,6 +95,7 @@ __all__ = [
     "OverSample",
     "Overlong",
     "PathText",
+    "Placement",
     "PolicyModel",
     "Precision",
     "Profile",
@@ -106,6 +110,7 @@ __all__ = [
     "RewardShaping",
     "Rollout",
     "Samples",
+    "ScorerModel",
     "Section",
     "SetSampling",
     "Supervised",

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, ModelPath, NonNegative, Options, PathText, Section, Share, TemplateText, Text
 from rftcli.recipe.sections.critic import CriticModel
+from rftcli.recipe.sections.quantise import Quantise
+from rftcli.recipe.sections.scorers import ScorerModel
 
 
 class Chat(Section):
@@ -32,14 +34,6 @@ class Lora(Section):
         None, description="Existing adapter to go on from: a directory or a hub id; the reference is then a frozen copy of it."
     )
     options: Options = Field({}, description="Further arguments of peft's LoraConfig, such as `use_rslora`, `use_dora` or `exclude_modules`.")
-
-
-class Quantise(Section):
-    """Frozen weights in few bits, through bitsandbytes; with LoRA only."""
-
-    bits: Literal[4, 8] = Field(4, description="Bits of a weight.")
-    kind: Literal["nf4", "fp4"] = Field("nf4", description="Number type of 4-bit weights.")
-    nested: bool = Field(False, description="Whether the scales of 4-bit weights are quantised once more.")
 
 
 class Ema(Section):
@@ -113,3 +107,4 @@ class Models(Section):
         default_factory=ReferenceModel, description="The frozen model that the KL term compares with; loaded only when something needs it."
     )
     critic: CriticModel | None = Field(None, description="The model that learns what answers will be worth; gae needs one. A mapping may be empty.")
+    scorers: dict[Text, ScorerModel] = Field({}, description="Name to a model or service that reward parts use as `model: NAME`.")

@@ -8,16 +8,17 @@ from rftcli.recipe.sections.base import Count, Options, Section, Target, Text
 
 
 class RewardPart(Section):
-    """One part of a reward: a rule by name, or a python function."""
+    """One part of a reward: a rule by name, a scorer by name, or a python function."""
 
     rule: Text | None = Field(None, description="Name of a built-in rule.")
+    model: Text | None = Field(None, description="Instead of a rule: name of an entry of `models.scorers`.")
     python: Target | None = Field(
         None,
         description="Instead of a rule: `module.path:function` that scores a completion. Its arguments may be any of prompt, completion, "
         "completion_ids, reference, label, columns, messages, finish, tokens, sample, draw, step, total_steps, log_extra, log_metric, and its "
         "`options`; it returns a number, None to abstain, or a mapping of named numbers. A class is made once with the options and then called.",
     )
-    name: Text | None = Field(None, description="Name of the part in logs and samples; null: the rule's or the function's own name.")
+    name: Text | None = Field(None, description="Name of the part in logs and samples; null: the rule's, the scorer's or the function's own name.")
     weight: float = Field(1.0, description="What the part's value is multiplied with before the parts are combined; 0 is only logged.")
     options: Options = Field({}, description="Arguments of the rule or function.")
     on_error: Literal["fail_sample", "abstain", "stop"] = Field(
@@ -31,8 +32,8 @@ class RewardPart(Section):
 
     @property
     def shown_name(self) -> str:
-        """The name in logs: the given one, else that of the rule or function."""
-        return self.name or self.rule or (self.python or "").rpartition(":")[2]
+        """The name in logs: the given one, else that of the rule, scorer or function."""
+        return self.name or self.rule or self.model or (self.python or "").rpartition(":")[2]
 
 
 class CombineFunction(Section):

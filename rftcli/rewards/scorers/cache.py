@@ -1,0 +1,61 @@
+"""Scores that are kept for the whole run, also over a resume: one line a score, one file a scorer and rank, in the run directory.
+
+What is kept is what a scorer said about a text, under a hash of the text and of everything about the scorer that changes its scores; another prompt
+or checkpoint finds nothing. Errors are not kept. Each rank writes its own file and reads all of them when it starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rftcli.codec import to_data
+from rftcli.rewards.scorers.spec import ScorerSpec
+from rftcli.rewards.scorers.view import canonical
+
+PASSING = ("name", "cache", "service", "batch_size", "memory_gib")
+"""Fields of a scorer that do not change what it says."""
+PASSING_WEIGHTS = ("given", "parameters", "offload", "sharded", "batch_tokens", "trust_remote_code")
+
+
+class Cache:
+    """`folder` is made with the first score. A line that was cut short, by a kill, is passed over."""
+
+    def __init__(self, folder: Path, spec: ScorerSpec, rank: int) -> None:
+        data: dict[str, Any] = {name: value for name, value in to_data(spec).items() if name not in PASSING}
+        if spec.weights is not None:
+            data["weights"] = {name: value for name, value in data["weights"].items() if name not in PASSING_WEIGHTS}
+        self._identity = canonical(data)
+        self._file = folder / f"{spec.name}.rank_{rank}.jsonl"
+        self._known: dict[str, float] = {}
+        for path in sorted(folder.glob(f"{spec.name}.rank_*.jsonl")) if folder.is_dir() else ():
+            self._read(path)
+        self._torn = self._file.is_file() and not self._file.read_bytes().endswith(b"\n")
+
+    def get(self, key: str) -> float | None:
+        return self._known.get(self._hash(key))
+
+    def put(self, key: str, value: float) -> None:
+        name = self._hash(key)
+        if name in self._known:
+            return
+        self._known[name] = value
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(("\n" if self._torn else "") + json.dumps([name, value]) + "\n")
+        self._torn = False
+
+    def _hash(self, key: str) -> str:
+        return hashlib.sha256(f"{self._identity}\n{key}".encode("utf-8", "surrogatepass")).hexdigest()
+
+    def _read(self, path: Path) -> None:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                name, value = json.loads(line)
+            except (ValueError, TypeError):
+                continue
+            if isinstance(name, str) and isinstance(value, float) and math.isfinite(value):
+                self._known[name] = value
