@@ -15,14 +15,36 @@ if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
 
-
 def advantage_plan(recipe: Recipe) -> AdvantagePlan:
     section = recipe.algorithm.advantage
-    options: Mapping[str, Any] = {"normalise_std": section.normalise_std, "std": section.std} if section.kind == "grpo" else {}
-    per_token = reads_token_rewards(recipe)
-    if per_token:
-        options = {"gamma": section.gamma, **({"lam": section.lam} if section.kind == "gae" else {})}
-    return AdvantagePlan(kind=section.kind, options=options, per_token=per_token, whiten=section.whiten, clip=section.clip)
+    added = recipe.models.teacher is not None and section.kind != "distill"
+    return AdvantagePlan(
+        kind=section.kind,
+        options=_options(recipe),
+        per_token=reads_token_rewards(recipe),
+        whiten=section.whiten,
+        clip=section.clip,
+        bootstrap_truncated=section.bootstrap_truncated,
+        teacher_coefficient=section.distill_coefficient if added else None,
+        python=section.python,
+    )
+
+
+def _options(recipe: Recipe) -> Mapping[str, Any]:
+    """Arguments of the estimator; what is off is absent where the function has it as its default."""
+    section = recipe.algorithm.advantage
+    least = {"min_std": section.min_std} if section.min_std else {}
+    gamma = {"gamma": section.gamma} if reads_token_rewards(recipe) else {}
+    found: dict[str, Mapping[str, Any]] = {
+        "grpo": {"normalise_std": section.normalise_std, "std": section.std, **least},
+        "reinforce": {**({"baseline": section.baseline} if section.baseline != "none" else {}), **gamma},
+        "grpo_passk": {"normalise_std": section.passk_std, **least},
+        "gdpo": least,
+        "gae": {**gamma, "lam": section.lam},
+        "distill": {"coefficient": section.distill_coefficient},
+        "python": dict(section.options),
+    }
+    return found.get(section.kind, {})
 
 
 def loss_plan(recipe: Recipe) -> LossPlan:

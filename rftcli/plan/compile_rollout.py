@@ -52,6 +52,7 @@ def rollout_plan(recipe: Recipe, learner: LearnerPlan | None, notes: list[str]) 
         bad_words=tuple(section.bad_words),
         structured=None if section.structured is None else section.structured.model_dump(exclude_none=True),
         options=section.hf.options.model_dump(exclude_defaults=True, mode="json"),
+        greedy_twin=recipe.algorithm.advantage.kind == "remax",
     )
     if plan.reshaped_by:
         notes.append(

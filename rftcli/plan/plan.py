@@ -13,7 +13,7 @@ from typing import Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
-from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
+from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan, ServerPlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
 from rftcli.rewards.spec import PartSpec
 
@@ -108,6 +108,8 @@ class RolloutPlan:
     """{"regex": pattern} or {"json_schema": schema}"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further sampling options of the engine; what is off is absent."""
+    greedy_twin: bool = False
+    """Each prompt has one more completion, sampled greedily and scored, that is a baseline and is not trained on."""
 
     @property
     def reshaped_by(self) -> tuple[str, ...]:
@@ -136,8 +138,14 @@ class AdvantagePlan:
     per_token: bool = False
     """Advantages are computed from rewards per token."""
     whiten: str = "with_signal"
-    """with_signal (as the estimator's formula says), all or off"""
+    """with_signal (where the estimator's formula says so, groups without signal apart), all or off"""
     clip: float | None = None
+    bootstrap_truncated: bool = False
+    """A cut answer goes on with the critic's value behind its last token."""
+    teacher_coefficient: float | None = None
+    """Of the teacher's term that is added to the finished advantage; None: nothing is added."""
+    python: str | None = None
+    """`module:function` of the user's own estimator; `options` are its arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +250,15 @@ class CriticPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherPlan:
+    """The model that the policy is distilled from: `model` or `server`."""
+
+    model: ModelPlan | None
+    offload: bool
+    server: ServerPlan | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedPlan:
     data: DataSpec
     coefficient: float
@@ -327,6 +344,7 @@ class Plan:
     supervised: SupervisedPlan | None = None
     reference_use: ReferencePlan | None = None
     """None where there is no reference."""
+    teacher: TeacherPlan | None = None
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:

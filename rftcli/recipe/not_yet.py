@@ -31,7 +31,6 @@ _SOURCE = {
 """The same for training and evaluation sets."""
 
 KEYS: dict[str, str] = {
-    "models.teacher": "there is no distillation",
     "models.scorers": "use a `python` part that calls the model or service",
     **{f"data.train[].{key}": reason for key, reason in _SOURCE.items()},
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
@@ -62,11 +61,6 @@ VALUES: dict[str, dict[str, str]] = {
     "models.policy.attention": dict.fromkeys(("varlen", "flash_2", "flash_3", "flex"), "use sdpa"),
     "rollout.engine": dict.fromkeys(("vllm", "sglang", "diffusers"), "use hf"),
     "rewards.LABEL.combine": dict.fromkeys(("product", "min", "gate", "python"), "use sum, or combine inside one `python` part"),
-    "algorithm.advantage.kind": {
-        **dict.fromkeys(
-            ("reinforce_pp", "reinforce_pp_baseline", "remax", "opo", "gpg", "grpo_passk", "gdpo", "cpgd", "distill"), "use grpo, rloo or reinforce"
-        ),
-    },
     "algorithm.loss.kind": dict.fromkeys(
         ("rloo_sequence", "gspo", "gmpo", "cispo", "sapo", "cpg", "clip_cov", "kl_cov", "reinforce", "dro"), "use ppo_clip"
     ),

@@ -12,11 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rftcli.recipe import checkpoint_rules, data_form_rules, data_rules, eval_rules, launch_rules, model_rules, ppo_rules, rollout_rules, update_rules
+from rftcli.recipe import (
+    checkpoint_rules,
+    data_form_rules,
+    data_rules,
+    estimator_rules,
+    eval_rules,
+    launch_rules,
+    model_rules,
+    ppo_rules,
+    rollout_rules,
+    update_rules,
+)
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
-GROUP_ESTIMATORS = frozenset({"grpo", "rloo"})
+GROUP_ESTIMATORS = frozenset({"grpo", "rloo", "reinforce_pp_baseline", "opo", "gpg", "grpo_passk", "gdpo", "cpgd"})
 """Estimators that compare a completion with the others of its group."""
 
 
@@ -236,6 +247,7 @@ RULES: dict[str, Rule] = {
         text="`std: batch` needs grpo with `normalise_std`.",
         check=_std_unused,
     ),
+    **{code: Rule(about=about, text=text, check=check) for code, (about, text, check) in estimator_rules.ROWS.items()},
     "micro-batch-twice": Rule(
         about=("batch.micro_batch_size", "batch.tokens_per_micro_batch"),
         text="At most one of `micro_batch_size` and `tokens_per_micro_batch` is a number.",

@@ -39,12 +39,15 @@ from rftcli.runtime.emit import Emitter
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
 from rftcli.runtime.models import keep_mean, load_whole, make_policy, make_reference, make_tokenizer
+from rftcli.runtime.own_estimator import load_estimator
 from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.supervised import make_supervised
+from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
 from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
+from rftcli.stages.estimator_inputs import Estimator
 from rftcli.stages.evaluate import EvalSet
 from rftcli.stages.supervised import SupervisedStream
 
@@ -99,6 +102,8 @@ class Job:
     trained: Trained
     kl: KlControl | None
     supervised: SupervisedStream | None
+    estimator: Estimator | None
+    """The user's own, where the plan has one."""
     info: dict[str, Any]
     limits: TimeLimits
     first_step: int = 1
@@ -181,6 +186,7 @@ class Job:
         self.source.close()
         self.eval_scorer.close()
         self.sampler.close()
+        close_teacher(self.roles.teacher)
 
     @property
     def last_step(self) -> int:
@@ -288,6 +294,8 @@ def build(
     tokenizer = make_tokenizer(plan.policy)
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
+    check_teacher(plan, tokenizer, world)
+    estimator = None if plan.advantage.python is None else load_estimator(plan.advantage.python, plan.advantage.options, paths)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = make_source(plan, builder, paths)
     eval_sets = make_eval_sets(plan, builder, paths)
@@ -314,6 +322,7 @@ def build(
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
     keep_mean(plan.policy, learner, world)
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
+    teacher = make_teacher(plan, device, world)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     kl = None if plan.kl is None else KlControl(plan.kl)
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
@@ -333,7 +342,8 @@ def build(
     return Job(
         plan=plan, written=plan_from_json(attempt.plan.read_text(encoding="utf-8")), run=run, attempt=attempt, world=world, device=device,
         emit=emit, watch=watch,
-        roles=Roles(policy=learner, reference=reference, critic=critic), trained=Trained(learner, critic), kl=kl, supervised=supervised,
+        roles=Roles(policy=learner, reference=reference, critic=critic, teacher=teacher), estimator=estimator,
+        trained=Trained(learner, critic), kl=kl, supervised=supervised,
         sampler=sampler, source=source, scorer=scorer, errors=window,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,

@@ -62,10 +62,11 @@ def sets_of(loaded: LoadedRecipe) -> tuple[list[SetKey], list[SetKey]]:
 
 
 def check_lengths(
-    loaded: LoadedRecipe, model: ModelFacts, tokenizer_revision: str | None, folder: Path, problems: list[Problem], *, first_streamed: int
-) -> tuple[Measured, list[str]]:
+    loaded: LoadedRecipe, model: ModelFacts, tokenizer_revision: str | None, folder: Path, problems: list[Problem], *, first_streamed: int,
+    teacher: ModelFacts | None = None,
+) -> tuple[Measured, list[str]]:  # fmt: skip
     """Lengths of all prompts, and warnings about drops and cuts. Prompts that are refused, sets with nothing left and chat settings that do not
-    work are problems at their place. `tokenizer_revision`: of a tokenizer of its own."""
+    work are problems at their place, and so is a `teacher` with other tokens. `tokenizer_revision`: of a tokenizer of its own."""
     train, held_out = sets_of(loaded)
     policy = loaded.recipe.models.policy
     job = MeasureJob(
@@ -77,6 +78,8 @@ def check_lengths(
         trust_remote_code=policy.trust_remote_code,
         search_path=(str(folder),),
         first_streamed=first_streamed,
+        teacher=None if teacher is None else teacher.path,
+        teacher_revision=None if teacher is None else teacher.revision,
     )
     known = _cached(_key_of_lengths(job, folder), Measured, lambda: measure(job))
     raise_machine(known)
@@ -89,6 +92,8 @@ def check_lengths(
 
 def _place_of(message: str, policy: PolicyModel) -> str:
     """The key that a trouble of no data set is about."""
+    if "models.teacher" in message:
+        return "models.teacher.path"
     if "add_tokens" in message:
         return "models.policy.add_tokens"
     if "chat" in message:

@@ -14,6 +14,7 @@ from rftcli.recipe.problems import Problem
 from rftcli.recipe.sections import Recipe
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import check_options
+from rftcli.runtime.own_estimator import load_estimator
 
 
 def reward_problems(loaded: LoadedRecipe) -> list[Problem]:
@@ -55,6 +56,18 @@ def observer_problems(loaded: LoadedRecipe) -> list[Problem]:
         observer_class(loaded.recipe.track.python, str(recipe_file(loaded).resolve().parent))
     except UsageError as error:
         return [loaded.problem("track.python", error.message, hint=error.hint)]
+    return []
+
+
+def estimator_problems(loaded: LoadedRecipe) -> list[Problem]:
+    """An estimator of the user's own that cannot be imported or called."""
+    section = loaded.recipe.algorithm.advantage
+    if section.python is None:
+        return []
+    try:
+        load_estimator(section.python, section.options, [recipe_file(loaded).resolve().parent])
+    except UsageError as error:
+        return [loaded.problem("algorithm.advantage.python", error.message, hint=error.hint)]
     return []
 
 

@@ -14,6 +14,7 @@ from rftcli.algo import batchmath
 from rftcli.errors import RftError
 from rftcli.plan.plan import Plan, RolloutPlan
 from rftcli.protocols import Sampler, Scorer, Source, World
+from rftcli.stages.twins import asked_samples, with_twin_apart
 from rftcli.types import Completion, Group, Request, SamplingSettings, ScoredSample
 
 Tick = Callable[[str, int, int], None]
@@ -64,7 +65,7 @@ def collect(
     mine = batchmath.groups_of_rank(plan.seed, step, batch.prompts_per_step, batch.updates_per_step, world.size, world.rank)
     first = source.next_draw
     prompts = {index: source.draw(first + index, 1)[0] for mini_batch in mine for index in sorted(mini_batch)}
-    samples = tuple(range(batch.samples_per_prompt))
+    samples = asked_samples(plan)
     requests = [Request(prompt=prompt, samples=samples) for prompt in prompts.values()]
 
     settings = replace(settings_of(plan.rollout, plan.seed), logprobs=plan.probes(step))
@@ -100,6 +101,6 @@ def group_up(scored: Iterable[ScoredSample], draws: list[int], samples: int) -> 
         if len(members) != samples:
             raise RftError(f"the engine returned {len(members)} of {samples} samples of draw {draw}")
     return {
-        draw: Group(prompt=members[min(members)].completion.prompt, samples=tuple(members[index] for index in sorted(members)))
+        draw: with_twin_apart(Group(prompt=members[min(members)].completion.prompt, samples=tuple(members[index] for index in sorted(members))))
         for draw, members in found.items()
     }

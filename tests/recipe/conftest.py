@@ -83,6 +83,11 @@ models:
     value_clip: 0.3
     warmup_steps: 5
     max_grad_norm: 0.5
+  teacher:
+    path: org/teacher
+    revision: v2
+    dtype: bfloat16
+    offload: true
 data:
   train:
     - name: first
@@ -170,6 +175,8 @@ algorithm:
     clip: 5.0
     gamma: 0.99
     lam: 0.95
+    bootstrap_truncated: true
+    distill_coefficient: 0.5
   loss:
     kind: ppo_clip
     clip_low: 0.1
@@ -290,7 +297,7 @@ profile:
 _REWARDS = FULL.split("\nrewards:\n", 1)[1].split("\nreward_shaping:", 1)[0] + "\n"
 FULL = FULL.replace("@REWARDS@", indent(_REWARDS, "  "))
 """Every supported key but those that others exclude (`train.data_passes`, `rollout.structured`, `rollout.hf.batch_tokens`,
-`models.policy.lora.start_from`),
+`models.policy.lora.start_from`, keys of other estimators than gae, keys of a teacher's server),
 each with a value that is not its default where it has another."""
 
 Problems = Callable[..., list[Problem]]

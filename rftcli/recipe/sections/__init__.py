@@ -20,6 +20,7 @@ from rftcli.recipe.sections.rewards import Reward, RewardPart, RewardShaping
 from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
+from rftcli.recipe.sections.teacher import TeacherModel
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
 
 
@@ -98,6 +99,7 @@ __all__ = [
     "Supervised",
     "SupervisedColumns",
     "SupervisedSource",
+    "TeacherModel",
     "Track",
     "Train",
     "TrainSource",

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, ModelPath, NonNegative, Options, PathText, Section, Share, TemplateText, Text
 from rftcli.recipe.sections.critic import CriticModel
+from rftcli.recipe.sections.teacher import TeacherModel
 
 
 class Chat(Section):
@@ -111,3 +112,4 @@ class Models(Section):
         default_factory=ReferenceModel, description="The frozen model that the KL term compares with; loaded only when something needs it."
     )
     critic: CriticModel | None = Field(None, description="The model that learns what answers will be worth; gae needs one. A mapping may be empty.")
+    teacher: TeacherModel | None = Field(None, description="The model that the policy is distilled from; a `path` or a `server`.")
