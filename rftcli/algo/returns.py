@@ -67,7 +67,7 @@ def white_completions(values: Tensor, *, eps: float = 1e-4) -> Tensor:
     """(C,) (x - mean) / (std + eps) over all scored completions of the step; std with the divisor n - 1, 0 for a single one."""
     x = values.detach().double()
     if x.numel() == 0:
-        return values
+        return values.float()
     deviation = x.std() if x.numel() > 1 else torch.zeros((), dtype=torch.float64)
     return ((x - x.mean()) / (deviation + eps)).float()
 

@@ -133,7 +133,7 @@ def whiten_completions(values: torch.Tensor, group: torch.Tensor, *, with_signal
     if not with_signal:
         return white_completions(values)
     counted = torch.isin(group, group[values != 0])
-    found = torch.zeros_like(values)
+    found = torch.zeros_like(values, dtype=torch.float32)
     found[counted] = white_completions(values[counted])
     return found
 
