@@ -149,13 +149,19 @@ def _findings(
 
 def _key_of_lengths(job: MeasureJob, folder: Path) -> tuple[Any, ...] | None:
     """None where it cannot be known whether something has changed: a model or data set of the hub, a python source."""
-    model = Path(job.tokenizer)
-    files = [model] if model.is_file() else [path for pattern in TOKENIZER_FILES for path in sorted(model.glob(pattern))] if model.is_dir() else []
+    files = _tokenizer_files(job.tokenizer)
+    others = [] if job.teacher is None else _tokenizer_files(job.teacher)
     template = job.data.chat.template
-    if not files or (template is not None and "{" not in template):  # a template in a file of its own
+    if not files or (job.teacher is not None and not others) or (template is not None and "{" not in template):  # a template in a file of its own
         return None
     states = _states([SetKey(spec=spec, key=()) for spec in (*job.data.train, *job.data.eval)], folder)
-    return None if states is None else ("lengths", states, cache.file_states(files), *_tokenizing(job), job.data, job.first_streamed)
+    return None if states is None else ("lengths", states, cache.file_states([*files, *others]), *_tokenizing(job), job.data, job.first_streamed)
+
+
+def _tokenizer_files(path: str) -> list[Path]:
+    """Empty for a model of the hub."""
+    model = Path(path)
+    return [model] if model.is_file() else [file for pattern in TOKENIZER_FILES for file in sorted(model.glob(pattern))] if model.is_dir() else []
 
 
 def _tokenizing(job: MeasureJob) -> tuple[Any, ...]:
