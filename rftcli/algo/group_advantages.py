@@ -12,9 +12,7 @@ from torch import Tensor
 from rftcli.algo.groups import EPS_STD, group_deviation, grouped, is_flat, standard_deviation, without_flat
 
 
-def grpo(
-    rewards: Tensor, group: Tensor, *, normalise_std: bool = True, std: str = "group", min_std: float = 0.0, eps: float = EPS_STD
-) -> Tensor:
+def grpo(rewards: Tensor, group: Tensor, *, normalise_std: bool = True, std: str = "group", min_std: float = 0.0, eps: float = EPS_STD) -> Tensor:
     """(C,) (r - group mean) / (std + eps) (arXiv:2402.03300).
 
     `normalise_std` False: r - group mean (Dr. GRPO, arXiv:2503.20783). `std`: "group", or "batch" for the deviation of all rewards of the step.
@@ -80,9 +78,7 @@ def grpo_passk(rewards: Tensor, group: Tensor, *, normalise_std: bool = False, m
     return without_flat(gap, groups)
 
 
-def gdpo(
-    scores: Tensor, present: Tensor, weights: Tensor, group: Tensor, *, min_std: float = 0.0, eps: float = EPS_STD
-) -> Tensor:
+def gdpo(scores: Tensor, present: Tensor, weights: Tensor, group: Tensor, *, min_std: float = 0.0, eps: float = EPS_STD) -> Tensor:
     """(C,) sum over the parts of a reward of weight x (score - group mean) / (std + eps), each part on its own (arXiv:2601.05242); before whitening.
 
     `scores`, `weights` (C, P); `present` (C, P) bool: where a part gave a score. A part that abstained counts 0 and moves no mean.

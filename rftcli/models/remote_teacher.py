@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import torch
 
-from rftcli.errors import MachineError, RftError
+from rftcli.errors import RftError
 from rftcli.models.teacher_apis import TEACHER_APIS, Known
 from rftcli.types import Batch
 
@@ -45,7 +46,8 @@ class RemoteTeacher:
         self._retries = retries
         self._pause = pause
         self._url = url.rstrip("/").removesuffix("/v1")
-        self._client = _client(self._url, timeout_seconds, concurrency, headers or {})
+        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        self._client = httpx.Client(base_url=self._url, timeout=timeout_seconds, limits=limits, headers=dict(headers or {}))
         self._threads = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="teacher")
 
     def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,8 +104,6 @@ class RemoteTeacher:
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         """The answer's JSON. RftError after the last try, or for a refusal that will not pass."""
-        import httpx
-
         problem = ""
         for attempt in range(self._retries + 1):
             if attempt:
@@ -126,15 +126,6 @@ class RemoteTeacher:
             f"the teacher at {self._url}{path} did not answer in {self._retries + 1} tries: {problem}",
             hint="is the server up? The run goes on from its last checkpoint with `rft resume`",
         )
-
-
-def _client(url: str, timeout_seconds: float, concurrency: int, headers: Mapping[str, str]) -> Any:
-    try:
-        import httpx
-    except ImportError as error:
-        raise MachineError("a teacher behind a server needs the package `httpx`", hint="pip install 'rftcli[server]'") from error
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    return httpx.Client(base_url=url, timeout=timeout_seconds, limits=limits, headers=dict(headers))
 
 
 class _Rows:

@@ -108,9 +108,7 @@ ROWS: dict[str, tuple[tuple[str, ...], str, Callable[[Recipe, KnownRules | None]
         "Keys of one estimator stand with that estimator alone.",
         own_keys,
     ),
-    "own-estimator": (
-        ("algorithm.advantage.kind", "algorithm.advantage.python"), "An estimator of one's own has a function.", own_function
-    ),
+    "own-estimator": (("algorithm.advantage.kind", "algorithm.advantage.python"), "An estimator of one's own has a function.", own_function),
     "gdpo-parts": (
         ("algorithm.advantage.kind", "rewards.LABEL.combine", "algorithm.kl.place"),
         "gdpo normalises the parts of a reward apart: rewards are sums, and the KL stays in the loss.",

@@ -182,9 +182,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "grpo_passk": lambda rewards, group, lengths: grpo_passk(rewards, group),
     "reinforce": lambda rewards, group, lengths: reinforce(rewards, baseline="batch"),
 }
-ROWS = st.lists(
-    st.tuples(st.integers(-2, 4), st.integers(-3000, 3000).map(lambda value: value / 1000), st.integers(0, 9)), min_size=1, max_size=24
-)
+ROWS = st.lists(st.tuples(st.integers(-2, 4), st.integers(-3000, 3000).map(lambda value: value / 1000), st.integers(0, 9)), min_size=1, max_size=24)
 """Rewards in thousandths, so that a spread is either 0 or plain."""
 
 
@@ -225,9 +223,7 @@ def test_equal_rewards_give_exactly_zero_and_nothing_gives_nothing(name: str) ->
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(0, 4)), st.one_of(st.none(), st.integers(0, 4))), min_size=1, max_size=16
-    )
+    st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(0, 4)), st.one_of(st.none(), st.integers(0, 4))), min_size=1, max_size=16)
 )
 def test_gdpo_is_the_same_as_a_plain_loop(rows: list[tuple[int, int | None, int | None]]) -> None:
     group = torch.tensor([name for name, _, _ in rows])

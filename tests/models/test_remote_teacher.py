@@ -194,7 +194,7 @@ def test_tries_are_bounded(serving: Callable[..., SimpleNamespace]) -> None:
 
 def test_a_refusal_is_not_repeated(serving: Callable[..., SimpleNamespace]) -> None:
     made = serving(lambda path, body: (400, {"error": "prompt_logprobs is off"}), model="m")
-    with pytest.raises(RftError, match="refused: status 400.*prompt_logprobs is off"):
+    with pytest.raises(RftError, match=r"refused: status 400.*prompt_logprobs is off"):
         made.teacher.ask([1, 2])
     assert len(made.server.asked) == 1 and made.waits == []
 
@@ -295,7 +295,9 @@ def test_headers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_same_tokens() -> None:
     policy = {"a": 0, "b": 1, "c": 2}
     check_same_ids(policy, {**policy, "d": 3})  # a larger vocabulary is fine
-    with pytest.raises(UsageError, match="2 of the 3 tokens of the policy have another id for the teacher, or none: `b` is 1 and 2, `c` is 2 and absent"):
+    with pytest.raises(
+        UsageError, match="2 of the 3 tokens of the policy have another id for the teacher, or none: `b` is 1 and 2, `c` is 2 and absent"
+    ):
         check_same_ids(policy, {"a": 0, "b": 2})
     check_same_texts([" the", "x", "y"], ["Ġthe", "x", None])
     with pytest.raises(UsageError, match="token 1 of a probe is `x` for the policy and `q` for the server's model"):

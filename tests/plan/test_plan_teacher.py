@@ -73,8 +73,14 @@ def test_a_teacher_behind_a_server(compiled: Compiled) -> None:
     [
         (("algorithm.advantage.kind=cpgd",), "`cpgd` is meant for `algorithm.loss.kind: cpg`, and the loss is `ppo_clip`"),
         (("algorithm.advantage.kind=gpg",), "`gpg` is meant for `algorithm.loss.kind: reinforce`, and the loss is `ppo_clip`"),
-        (("algorithm.advantage.kind=reinforce_pp_baseline", "algorithm.kl.coefficient=0.1"), "`place: loss` and `estimator: k2`; here it is k3 in the loss"),
-        (("algorithm.advantage.kind=reinforce_pp", "algorithm.kl.coefficient=0.1"), "`place: reward`, for each token; here the KL term is in the loss"),
+        (
+            ("algorithm.advantage.kind=reinforce_pp_baseline", "algorithm.kl.coefficient=0.1"),
+            "`place: loss` and `estimator: k2`; here it is k3 in the loss",
+        ),
+        (
+            ("algorithm.advantage.kind=reinforce_pp", "algorithm.kl.coefficient=0.1"),
+            "`place: reward`, for each token; here the KL term is in the loss",
+        ),
         (("algorithm.advantage.kind=reinforce_pp_baseline", "algorithm.kl={coefficient: 0.1, estimator: k2}"), None),
         (("algorithm.advantage.kind=reinforce_pp", "algorithm.kl={coefficient: 0.1, estimator: k1, place: reward}"), None),
         (("algorithm.advantage.kind=opo",), None),
@@ -95,6 +101,8 @@ def test_options_of_estimators(compiled: Compiled) -> None:
     assert options("{kind: grpo_passk, passk_std: true}") == {"normalise_std": True}
     assert options("{kind: grpo_passk}") == {"normalise_std": False}
     assert options("{kind: python, python: 'a:b', options: {n: 1}}") == {"n": 1}
-    assert [options(f"{{kind: {kind}}}") for kind in ("rloo", "opo", "gpg", "gdpo", "cpgd", "remax", "reinforce_pp", "reinforce_pp_baseline")] == [{}] * 8
+    assert [options(f"{{kind: {kind}}}") for kind in ("rloo", "opo", "gpg", "gdpo", "cpgd", "remax", "reinforce_pp", "reinforce_pp_baseline")] == [
+        {}
+    ] * 8
     level = compiled("algorithm.advantage.kind=reinforce_pp", "algorithm.kl={coefficient: 0.1, estimator: k1, place: reward}").kl
     assert level is not None and level.level == "token"

@@ -79,7 +79,9 @@ def test_a_local_teacher_gives_the_log_probs_of_its_model(plan_with: Any) -> Non
         scores = model(input_ids=batch().input_ids).logits[0].float() / 0.7
     expected = [float(scores[place].log_softmax(-1)[token]) for place, token in ((1, 7), (3, 8))]
     assert found.tolist() == pytest.approx(expected, abs=1e-5) and not found.requires_grad
-    assert not any(parameter.requires_grad for parameter in vars(teacher)["_module"].parameters()) and isinstance(vars(teacher)["_module"], CausalPolicy)
+    assert not any(parameter.requires_grad for parameter in vars(teacher)["_module"].parameters()) and isinstance(
+        vars(teacher)["_module"], CausalPolicy
+    )
     close_teacher(teacher)
 
 
@@ -142,7 +144,7 @@ def test_a_server_is_asked_about_its_tokens_first(plan_with: Any, served: dict[s
     on_ranks(2, lambda world: check_teacher(plan, tokenizer, world))
     assert served["asked"] == 1  # rank 0 asks for all
     served["text"] = lambda number: tokenizer.decode([number + 1])
-    with pytest.raises(UsageError, match="for the policy and .* for the server's model"):
+    with pytest.raises(UsageError, match=r"for the policy and .* for the server's model"):
         check_teacher(plan, tokenizer, SoloWorld())
     teacher = make_teacher(plan, CPU, SoloWorld())
     assert teacher is not None and teacher.logprobs(batch(), 1.0)[0].tolist() == [-1.0, -1.0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,7 +88,10 @@ CASES: dict[str, tuple[str, Mapping[int, Sequence[float | None]], Mapping[int, S
     ),
     "reinforce, batch": ("{kind: reinforce, baseline: batch}", PAIR, None, [0.375, *[-0.625] * 3, *[0.375] * 4]),
     "reinforce, batch, whitened": (
-        "{kind: reinforce, baseline: batch, whiten: all}", {0: [1, 0, 0, 0]}, {0: [10, 1, 1, 1]}, [0.5477, *[-1.8257] * 3],
+        "{kind: reinforce, baseline: batch, whiten: all}",
+        {0: [1, 0, 0, 0]},
+        {0: [10, 1, 1, 1]},
+        [0.5477, *[-1.8257] * 3],
     ),
     "reinforce_pp": ("{kind: reinforce_pp, whiten: 'off'}", {0: [1, 0]}, None, [1, 0]),
     "reinforce_pp, whitened": ("{kind: reinforce_pp}", PAIR, None, [0.7746, *[-1.2910] * 3, *[0.7746] * 4]),
@@ -101,7 +104,10 @@ CASES: dict[str, tuple[str, Mapping[int, Sequence[float | None]], Mapping[int, S
         [0.8222, *[-1.5074] * 3, *[-0.9250] * 4],
     ),
     "baseline, with signal": (
-        "{kind: reinforce_pp_baseline}", PAIR, {0: [10, 1, 1, 1], 1: [1] * 4}, [0.5477, *[-1.8257] * 3, *[0] * 4],
+        "{kind: reinforce_pp_baseline}",
+        PAIR,
+        {0: [10, 1, 1, 1], 1: [1] * 4},
+        [0.5477, *[-1.8257] * 3, *[0] * 4],
     ),
     "baseline, off": ("{kind: reinforce_pp_baseline, whiten: 'off'}", PAIR, None, [0.75, *[-0.25] * 3, *[0] * 4]),
     "opo": ("{kind: opo}", {0: [1, 0, 0, 0]}, {0: [10, 1, 1, 1]}, [0.230769, *[-0.769231] * 3]),
@@ -156,7 +162,10 @@ def test_gdpo_in_numbers(made: SimpleNamespace, size: int) -> None:
     one = run(made, [parts_group(made, 0)], "algorithm.advantage.kind=gdpo", size=1)
     assert first_tokens(one) == pytest.approx(alone, abs=2e-6)
     groups = [parts_group(made, 0), parts_group(made, 1)]
-    assert first_tokens(run(made, groups, "algorithm.advantage.kind=gdpo", size=size)) == [*map(lambda x: pytest.approx(x, abs=2e-6), alone), *[0.0] * 4]
+    assert first_tokens(run(made, groups, "algorithm.advantage.kind=gdpo", size=size)) == [
+        *map(lambda x: pytest.approx(x, abs=2e-6), alone),
+        *[0.0] * 4,
+    ]
     plain = torch.tensor(first_tokens(run(made, groups, "algorithm.advantage={kind: gdpo, whiten: 'off'}", size=size)))
     assert plain.tolist() == pytest.approx([2.36557, 0.36599, -1.36578, -1.36578, 0, 0, 0, 0], abs=1e-4)
     all_of_them = first_tokens(run(made, groups, "algorithm.advantage={kind: gdpo, whiten: all}", size=size))
@@ -244,7 +253,11 @@ def test_a_twin_has_a_key_of_its_own(made: SimpleNamespace) -> None:
     assert traces[0] == traces[1] and len(traces[0]) == 8
     twins = {item.prompt.draw: item.greedy for item in with_twins.groups}
     assert all(twin is not None and twin.completion.sample == GREEDY and twin.reward is not None for twin in twins.values())
-    on_two = [item for part in made.on_ranks(2, lambda world: gather(made.plan("algorithm.advantage.kind=remax", *sets, ranks=2), world)) for item in part.groups]
+    on_two = [
+        item
+        for part in made.on_ranks(2, lambda world: gather(made.plan("algorithm.advantage.kind=remax", *sets, ranks=2), world))
+        for item in part.groups
+    ]
     assert {item.prompt.draw: item.greedy for item in on_two} == twins
     again = gather(plan, SoloWorld())
     assert {item.prompt.draw: item.greedy for item in again.groups} == twins  # a resumed step asks for the same
@@ -342,10 +355,16 @@ STEPS = st.lists(
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12, deadline=None)
 @given(step=STEPS)
-def test_no_step_gives_what_is_not_a_number_and_ranks_agree(made: SimpleNamespace, kind: str, whiten: str, step: list[list[tuple[float | None, int]]]) -> None:
-    """Groups unscored in whole or part, answers without a token: numbers everywhere, zeros where nothing is trained, the same on one and two ranks."""
+def test_no_step_gives_what_is_not_a_number_and_ranks_agree(
+    made: SimpleNamespace, kind: str, whiten: str, step: list[list[tuple[float | None, int]]]
+) -> None:
+    """Groups unscored in whole or part, answers without a token: numbers everywhere, 0 where nothing is trained, the same on one and two ranks."""
     groups = [group(made, draw, [reward for reward, _ in rows], [size for _, size in rows]) for draw, rows in enumerate(step)]
-    sets = (f"algorithm.advantage={{kind: {kind}, whiten: {whiten}}}", "batch={prompts_per_step: 4, micro_batch_size: 3}", "batch.tokens_per_micro_batch=auto")
+    sets = (
+        f"algorithm.advantage={{kind: {kind}, whiten: {whiten}}}",
+        "batch={prompts_per_step: 4, micro_batch_size: 3}",
+        "batch.tokens_per_micro_batch=auto",
+    )
     solo, two = everything(run(made, groups, *sets)), everything(run(made, groups, *sets, size=2))
     for alone, shared in zip(solo, two, strict=True):
         assert torch.isfinite(alone.advantages).all() and not alone.advantages[~alone.mask].any()
