@@ -342,7 +342,8 @@ OTHER: dict[str, str] = {
 }  # fmt: skip
 """Every key of the language that has more than one value, with another value than BASE or the default has."""
 PPO = ("algorithm.advantage.kind=gae", "models.critic={}")
-TAUGHT, SERVED, OWN = "models.teacher.path=org/teacher", "models.teacher.server=http://host:8000", "algorithm.advantage={kind: python, python: 'a:b'}"
+TAUGHT, SERVED = "models.teacher.path=org/teacher", "models.teacher.server=http://host:8000"
+OWN = "algorithm.advantage={kind: python, python: 'a:b'}"
 SETUP: dict[str, tuple[str, ...]] = {
     "algorithm.advantage.passk_std": ("algorithm.advantage.kind=grpo_passk",),
     "algorithm.advantage.baseline": ("algorithm.advantage.kind=reinforce",),
