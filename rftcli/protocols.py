@@ -50,7 +50,7 @@ class Policy(Protocol):
 
 
 class Reference(Protocol):
-    """The frozen policy that the KL term compares with."""
+    """A frozen model: the one that the KL term compares with, or the teacher."""
 
     def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """As a Policy's, without gradients."""
@@ -168,4 +168,4 @@ class Roles:
     """Learner and Policy at once."""
     reference: Reference | None = None
     critic: Any | None = None
-    teacher: Policy | None = None
+    teacher: Reference | None = None

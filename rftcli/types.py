@@ -160,6 +160,8 @@ class Group:
 
     prompt: Prompt
     samples: tuple[ScoredSample, ...]
+    greedy: ScoredSample | None = None
+    """The greedy twin (ReMax): scored, a baseline, never trained on, and none of `samples`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,7 +179,10 @@ class Experience:
     old_logprobs: torch.Tensor | None = None
     """(T,) log-probs of the policy at rollout time, recomputed by the trainer; None: old = sg(new) in the only update."""
     reference_logprobs: torch.Tensor | None = None
+    teacher_logprobs: torch.Tensor | None = None
     values: torch.Tensor | None = None
+    value_after: float = 0.0
+    """The critic's value behind the last token, for an answer that was cut; 0 where it ended, or is taken to have."""
     returns: torch.Tensor | None = None
     sampler_logprobs: torch.Tensor | None = None
     """(T,) as the engine reported them."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rftcli.algo.advantages import groups_with_spread
+from rftcli.algo.groups import groups_with_spread
 from rftcli.engines.fake import FakeSampler
 from rftcli.plan.plan import AdvantagePlan, BatchPlan, RolloutPlan
 from rftcli.protocols import Roles, StepOutcome
@@ -150,8 +150,9 @@ def test_remax_greedy_twin_is_scored_and_not_trained_on() -> None:
     greedy = list(engine.generate([Request(prompt=prompt, samples=(-1,))], replace(SETTINGS, temperature=0.0)))
     sampled = list(engine.generate([Request(prompt=prompt, samples=(0, 1))], SETTINGS))
     group = group_up(LengthScorer(lambda c: float(len(c.trace.ids))).score([*sampled, *greedy]), [0], 3)[0]
-    twin, *trained = group.samples
-    assert twin.completion.sample == -1 and [sample.completion.sample for sample in trained] == [0, 1]
+    twin = group.greedy
+    assert twin is not None and twin.reward is not None and twin.completion.sample == -1
+    assert [sample.completion.sample for sample in group.samples] == [0, 1]
     assert twin.completion.trace.ids == next(iter(engine.generate([Request(prompt=prompt, samples=(-1,))], SETTINGS))).trace.ids
 
 

@@ -33,14 +33,19 @@ def returns_to_go(token_rewards: Tensor, sequence: Tensor, *, gamma: float = 1.0
     return _discounted(token_rewards.detach().double(), sequence, gamma).float()
 
 
-def gae(token_rewards: Tensor, values: Tensor, sequence: Tensor, *, gamma: float = 1.0, lam: float = 1.0) -> Tensor:
+def gae(
+    token_rewards: Tensor, values: Tensor, sequence: Tensor, bootstrap: Tensor | None = None, *, gamma: float = 1.0, lam: float = 1.0
+) -> Tensor:
     """(N,) generalised advantages (arXiv:1506.02438), before whitening: A_t = delta_t + gamma lam A_{t+1}, delta_t = R_t + gamma V_{t+1} - V_t.
 
-    `values` (N,) is V_t, the value before token t. The value after a sequence's last token is 0, also where the answer was cut at the token limit.
-    The critic's targets are advantages + values.
+    `values` (N,) is V_t, the value before token t. `bootstrap` (C,) is the value after the last token of each sequence, for answers that were cut;
+    None: 0 for all. The critic's targets are advantages + values.
     """
     before = values.detach().double()
-    after = torch.cat([before[1:], before.new_zeros(min(1, before.numel()))]).masked_fill(_is_last(sequence), 0.0)
+    last = _is_last(sequence)
+    after = torch.cat([before[1:], before.new_zeros(min(1, before.numel()))]).masked_fill(last, 0.0)
+    if bootstrap is not None:
+        after[last] = bootstrap.detach().double()[sequence[last]]
     return _discounted(token_rewards.detach().double() + gamma * after - before, sequence, gamma * lam).float()
 
 
@@ -62,7 +67,7 @@ def white_completions(values: Tensor, *, eps: float = 1e-4) -> Tensor:
     """(C,) (x - mean) / (std + eps) over all scored completions of the step; std with the divisor n - 1, 0 for a single one."""
     x = values.detach().double()
     if x.numel() == 0:
-        return values
+        return values.float()
     deviation = x.std() if x.numel() > 1 else torch.zeros((), dtype=torch.float64)
     return ((x - x.mean()) / (deviation + eps)).float()
 

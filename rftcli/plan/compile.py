@@ -20,6 +20,7 @@ from rftcli.plan.compile_rewards import check_overlong, shaping_plan
 from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
 from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
 from rftcli.plan.compile_scorers import beside_scorers, scorer_plans
+from rftcli.plan.compile_teacher import estimator_notes, teacher_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
 from rftcli.plan.facts import Facts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import Plan, WorldPlan
@@ -38,10 +39,11 @@ def compile_plan(
     reference_path: str | None = None,
     reference_revision: str | None = None,
     critic: ModelFacts | None = None,
+    teacher: ModelFacts | None = None,
     scorers: Mapping[str, ScorerFacts] | None = None,
 ) -> Plan:
     """The plan for `recipe` on `facts`. `policy_path`: where the policy's files lie (`builtin:` resolved); `search_path`: the recipe's folder;
-    `critic`: what the files of a critic of its own say; `scorers`: what is known of each scorer by name.
+    `critic`, `teacher`: what the files of a critic of its own and of a teacher say; `scorers`: what is known of each scorer by name.
 
     Raises CompileError with every problem found.
     """
@@ -60,6 +62,8 @@ def compile_plan(
     policy = model_plan(recipe, facts, device, policy_path)
     other = None if reference_path is None else ModelFacts(path=reference_path, revision=reference_revision)
     reference, reference_use = reference_plans(recipe, facts, world, policy, other, notes)
+    taught = teacher_plan(recipe, facts, world, policy, teacher, notes)
+    notes.extend(estimator_notes(recipe))
     check_models(recipe, facts, problems, notes)
 
     batch = batch_plan(recipe, facts, world, policy.attention, problems)
@@ -92,6 +96,7 @@ def compile_plan(
         policy=policy,
         reference=reference,
         reference_use=reference_use,
+        teacher=taught,
         data=data_plan(recipe),
         rollout=rollout,
         rewards=reward_plan(recipe, search_path),

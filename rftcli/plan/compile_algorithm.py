@@ -20,14 +20,36 @@ if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
     from rftcli.recipe.sections.loss import Correction
 
-
 def advantage_plan(recipe: Recipe) -> AdvantagePlan:
     section = recipe.algorithm.advantage
-    options: Mapping[str, Any] = {"normalise_std": section.normalise_std, "std": section.std} if section.kind == "grpo" else {}
-    per_token = reads_token_rewards(recipe)
-    if per_token:
-        options = {"gamma": section.gamma, **({"lam": section.lam} if section.kind == "gae" else {})}
-    return AdvantagePlan(kind=section.kind, options=options, per_token=per_token, whiten=section.whiten, clip=section.clip)
+    added = recipe.models.teacher is not None and section.kind != "distill"
+    return AdvantagePlan(
+        kind=section.kind,
+        options=_options(recipe),
+        per_token=reads_token_rewards(recipe),
+        whiten=section.whiten,
+        clip=section.clip,
+        bootstrap_truncated=section.bootstrap_truncated,
+        teacher_coefficient=section.distill_coefficient if added else None,
+        python=section.python,
+    )
+
+
+def _options(recipe: Recipe) -> Mapping[str, Any]:
+    """Arguments of the estimator; what is off is absent where the function has it as its default."""
+    section = recipe.algorithm.advantage
+    least = {"min_std": section.min_std} if section.min_std else {}
+    gamma = {"gamma": section.gamma} if reads_token_rewards(recipe) else {}
+    found: dict[str, Mapping[str, Any]] = {
+        "grpo": {"normalise_std": section.normalise_std, "std": section.std, **least},
+        "reinforce": {**({"baseline": section.baseline} if section.baseline != "none" else {}), **gamma},
+        "grpo_passk": {"normalise_std": section.passk_std, **least},
+        "gdpo": least,
+        "gae": {**gamma, "lam": section.lam},
+        "distill": {"coefficient": section.distill_coefficient},
+        "python": dict(section.options),
+    }
+    return found.get(section.kind, {})
 
 
 def loss_plan(recipe: Recipe) -> LossPlan:
@@ -75,11 +97,13 @@ def _correction_plan(section: Correction) -> CorrectionPlan:
 def check_loss(recipe: Recipe, rollout: RolloutPlan | None, problems: list[PlanProblem], notes: list[str]) -> None:
     """What a loss needs of advantages, updates and sampling."""
     loss = recipe.algorithm.loss
-    if loss.kind in ONE_TERM and advantage_plan(recipe).per_token:
+    advantage = advantage_plan(recipe)
+    if loss.kind in ONE_TERM and (advantage.per_token or advantage.teacher_coefficient is not None):
+        whose = f"`{advantage.kind}`" if advantage.per_token else "`models.teacher`"
         problems.append(
             PlanProblem(
                 path="algorithm.loss.kind",
-                message=f"`{loss.kind}` has one term an answer, and `{recipe.algorithm.advantage.kind}` an advantage for each token",
+                message=f"`{loss.kind}` has one term an answer, and {whose} an advantage for each token",
                 hint="use a loss with a term a token, such as ppo_clip or gspo",
             )
         )

@@ -22,14 +22,15 @@ def kl_level(recipe: Recipe) -> str:
     kl = recipe.algorithm.kl
     if kl.level != "auto":
         return kl.level
-    return "token" if recipe.algorithm.advantage.kind in ("gae", "reinforce") else "sequence"
+    return "token" if recipe.algorithm.advantage.kind in ("gae", "reinforce", "reinforce_pp") else "sequence"
 
 
 def reads_token_rewards(recipe: Recipe) -> bool:
-    """Whether advantages come from rewards per token: always with gae; with reinforce where they are discounted or hold a KL term for each token."""
+    """Whether advantages come from rewards per token: with reinforce where they are discounted or hold a KL term for each token; always with the
+    estimators that have one value a token."""
     advantage, kl = recipe.algorithm.advantage, recipe.algorithm.kl
     kl_by_token = kl.coefficient > 0 and kl.place == "reward" and kl_level(recipe) == "token"
-    return advantage.kind == "gae" or (advantage.kind == "reinforce" and (advantage.gamma != 1.0 or kl_by_token))
+    return advantage.kind in ("gae", "reinforce_pp", "distill") or (advantage.kind == "reinforce" and (advantage.gamma != 1.0 or kl_by_token))
 
 
 def kl_plan(recipe: Recipe, notes: list[str]) -> KlPlan | None:

@@ -36,14 +36,22 @@ def shaping_plan(recipe: Recipe) -> ShapingPlan:
         overlong_buffer=None if overlong is None else overlong.buffer,
         overlong_factor=1.0 if overlong is None else overlong.factor,
         max_new_tokens=0 if overlong is None else longest,
+        limits={} if overlong is None else _limits(recipe),
         running_norm=section.running_norm,
         clip=section.clip,
     )
 
 
+def _limits(recipe: Recipe) -> dict[str, int]:
+    return {label: own.max_new_tokens for label, own in recipe.rollout.by_label.items() if own.max_new_tokens is not None}
+
+
 def check_overlong(recipe: Recipe, problems: list[PlanProblem]) -> None:
     """A buffer that begins before the first token. Lengths may be `auto` in the recipe, so it is looked at here."""
     overlong, longest = recipe.reward_shaping.overlong, recipe.rollout.max_new_tokens
-    if overlong is not None and longest != "auto" and overlong.buffer > longest:
-        message = f"must be at most `rollout.max_new_tokens`, got {overlong.buffer} above {longest}"
+    if longest == "auto" or overlong is None:
+        return
+    shortest = min([longest, *_limits(recipe).values()])
+    if overlong.buffer > shortest:
+        message = f"must be at most `max_new_tokens` of every label, got {overlong.buffer} above {shortest}"
         problems.append(PlanProblem(path="reward_shaping.overlong.buffer", message=message, reason="every answer would be overlong"))

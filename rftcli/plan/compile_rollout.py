@@ -54,6 +54,7 @@ def rollout_plan(recipe: Recipe, learner: LearnerPlan | None, notes: list[str]) 
         structured=None if section.structured is None else section.structured.model_dump(exclude_none=True),
         options=section.hf.options.model_dump(exclude_defaults=True, mode="json"),
         **strategies(section),
+        greedy_twin=recipe.algorithm.advantage.kind == "remax",
     )
     notes.extend(strategy_notes(recipe))
     if plan.reshaped_by:

@@ -89,6 +89,8 @@ def needs_prepass(recipe: Recipe) -> str | None:
         return "several updates use one rollout"
     if recipe.algorithm.kl.coefficient and recipe.algorithm.kl.place == "reward":
         return "the KL term in the reward reads the log-probs at rollout time"
+    if recipe.models.teacher is not None:
+        return "the teacher's log-probs are compared with those at rollout time"
     if recipe.models.policy.dropout > 0:
         return "dropout changes the log-probs of the update's own forward pass"
     if recipe.models.policy.lora is not None and recipe.models.policy.lora.dropout > 0:

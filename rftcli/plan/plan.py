@@ -14,7 +14,7 @@ from typing import Any
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
 from rftcli.plan.plan_loss import LossPlan
-from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
+from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan, ServerPlan
 from rftcli.plan.plan_rewards import ShapingPlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
 from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
@@ -121,6 +121,8 @@ class RolloutPlan:
     over_sample: OverSamplePlan | None = None
     keep: KeepPlan | None = None
     replay: ReplayPlan | None = None
+    greedy_twin: bool = False
+    """Each prompt has one more completion, sampled greedily and scored, that is a baseline and is not trained on."""
 
     @property
     def reshaped_by(self) -> tuple[str, ...]:
@@ -157,8 +159,14 @@ class AdvantagePlan:
     per_token: bool = False
     """Advantages are computed from rewards per token."""
     whiten: str = "with_signal"
-    """with_signal (as the estimator's formula says), all or off"""
+    """with_signal (where the estimator's formula says so, groups without signal apart), all or off"""
     clip: float | None = None
+    bootstrap_truncated: bool = False
+    """A cut answer goes on with the critic's value behind its last token."""
+    teacher_coefficient: float | None = None
+    """Of the teacher's term that is added to the finished advantage; None: nothing is added."""
+    python: str | None = None
+    """`module:function` of the user's own estimator; `options` are its arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +256,15 @@ class CriticPlan:
     """Name of the value head among the weights; None: the model class's own, or a new one."""
     learner: LearnerPlan
     value_clip: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherPlan:
+    """The model that the policy is distilled from: `model` or `server`."""
+
+    model: ModelPlan | None
+    offload: bool
+    server: ServerPlan | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +358,7 @@ class Plan:
     shaping: ShapingPlan = field(default_factory=ShapingPlan)
     scorers: tuple[ScorerSpec, ...] = ()
     """Models and services that parts of rewards use, those of evaluation too."""
+    teacher: TeacherPlan | None = None
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:

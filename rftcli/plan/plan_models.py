@@ -45,3 +45,20 @@ class ReferencePlan:
     """Steps; 0: never."""
     mix: float
     offload: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    """A teacher behind a server."""
+
+    url: str
+    api: str
+    """vllm, echo or sglang"""
+    model: str | None
+    """Name at the server; None: the first one that it lists."""
+    timeout_seconds: float
+    retries: int
+    concurrency: int
+    """Requests of one rank at a time."""
+    headers_env: Mapping[str, str]
+    """Header -> environment variable that holds its value."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class ShapingPlan:
     overlong_factor: float = 1.0
     max_new_tokens: int = 0
     """The limit that is meant."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Label -> its own limit, where it has one."""
     running_norm: str = "off"
     """off, scale or full"""
     clip: tuple[float, float] | None = None

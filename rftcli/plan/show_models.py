@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rftcli.plan.plan import ModelPlan, Plan
+from rftcli.plan.plan import ModelPlan, Plan, TeacherPlan
 from rftcli.plan.plan_models import ReferencePlan
 
 
@@ -27,6 +27,8 @@ def model_rows(plan: Plan) -> list[tuple[str, str]]:
         uses = [text for asked, text in ((policy.ema.evaluate, "evaluated too"), (policy.ema.export, "exported to final/")) if asked]
         rows.append(("running mean", ", ".join([f"decay {policy.ema.decay:g} an update", *uses])))
     rows.append(("reference", _reference(plan.reference, plan.reference_use)))
+    if plan.teacher is not None:
+        rows.append(("teacher", _teacher(plan.teacher)))
     return rows
 
 
@@ -49,3 +51,10 @@ def _reference(model: ModelPlan | None, use: ReferencePlan | None) -> str:
     held = {"model": model.given, "adapter_off": f"{model.given}, adapter off", "adapter_copy": f"{model.given}, frozen copy of the adapter"}
     refresh = f", every {use.refresh_every} steps {use.mix:g} of the policy mixed in" if use.refresh_every else ""
     return held[use.kind] + refresh + (", on the CPU between uses" if use.offload else "")
+
+
+def _teacher(teacher: TeacherPlan) -> str:
+    if teacher.server is not None:
+        return f"{teacher.server.model or 'the model'} at {teacher.server.url} ({teacher.server.api})"
+    assert teacher.model is not None
+    return f"{teacher.model.given}, {teacher.model.dtype}" + (", on the CPU between uses" if teacher.offload else "")

@@ -31,7 +31,6 @@ _SOURCE = {
 """The same for training and evaluation sets."""
 
 KEYS: dict[str, str] = {
-    "models.teacher": "there is no distillation",
     "models.scorers.NAME.placement.gpus": "the judge runs on the ranks (`shared`), or at a server that you start on GPUs of its own: `{server: URL}`",
     **{f"data.train[].{key}": reason for key, reason in _SOURCE.items()},
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
@@ -48,11 +47,6 @@ VALUES: dict[str, dict[str, str]] = {
     "models.policy.dtype": {"float16": "float16 needs loss scaling: use bfloat16"},
     "models.policy.attention": {"flex": "use varlen: it packs without compiling a mask for every micro-batch"},
     "rollout.engine": dict.fromkeys(("vllm", "sglang", "diffusers"), "use hf"),
-    "algorithm.advantage.kind": {
-        **dict.fromkeys(
-            ("reinforce_pp", "reinforce_pp_baseline", "remax", "opo", "gpg", "grpo_passk", "gdpo", "cpgd", "distill"), "use grpo, rloo or reinforce"
-        ),
-    },
     "profile.tool": dict.fromkeys(("nsys", "memory"), "use torch, or start the whole command under the tool: `nsys profile rft train ...`"),
 }
 """Pattern of a key -> value -> what to use instead."""

@@ -8,8 +8,10 @@ from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.paths import KeyPath
 from rftcli.recipe.sections import Recipe
 
-PER_TOKEN = frozenset({"gae", "reinforce"})
+PER_TOKEN = frozenset({"gae", "reinforce", "reinforce_pp"})
 """Estimators that can read rewards per token."""
+DISCOUNTED = frozenset({"gae", "reinforce"})
+"""Those of them that may be discounted."""
 CRITICS = frozenset({"gae"})
 """Estimators that read a critic's values."""
 
@@ -82,8 +84,8 @@ def frozen_policy(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 
 def discount(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     advantage = recipe.algorithm.advantage
-    if advantage.gamma != 1.0 and advantage.kind not in PER_TOKEN:
-        reason = "it has one reward an answer"
+    if advantage.gamma != 1.0 and advantage.kind not in DISCOUNTED:
+        reason = "its returns are not discounted" if advantage.kind in PER_TOKEN else "it has one reward an answer"
         yield Finding(path=(*KIND[:2], "gamma"), message=f"has no effect with `{advantage.kind}`", reason=reason, reads=(KIND,))
     if advantage.lam != 1.0 and advantage.kind not in CRITICS:
         reason = "it weighs a critic's values"

@@ -15,6 +15,7 @@ from rftcli.recipe import (
     checkpoint_rules,
     data_form_rules,
     data_rules,
+    estimator_rules,
     eval_rules,
     launch_rules,
     loss_rules,
@@ -29,7 +30,7 @@ from rftcli.recipe import (
 from rftcli.recipe.finding import Finding, KnownRules, Rule
 from rftcli.recipe.sections import Recipe
 
-GROUP_ESTIMATORS = frozenset({"grpo", "rloo"})
+GROUP_ESTIMATORS = frozenset({"grpo", "rloo", "reinforce_pp_baseline", "opo", "gpg", "grpo_passk", "gdpo", "cpgd"})
 """Estimators that compare a completion with the others of its group."""
 
 
@@ -254,6 +255,7 @@ RULES: dict[str, Rule] = {
         text="`std: batch` needs grpo with `normalise_std`.",
         check=_std_unused,
     ),
+    **{code: Rule(about=about, text=text, check=check) for code, (about, text, check) in estimator_rules.ROWS.items()},
     "micro-batch-twice": Rule(
         about=("batch.micro_batch_size", "batch.tokens_per_micro_batch"),
         text="At most one of `micro_batch_size` and `tokens_per_micro_batch` is a number.",

@@ -44,15 +44,18 @@ from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
 from rftcli.runtime.memory import make_memory, remembered
 from rftcli.runtime.models import keep_mean, load_whole, make_policy, make_reference, make_tokenizer
+from rftcli.runtime.own_estimator import load_estimator
 from rftcli.runtime.own_loss import load_loss
 from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.scorers import fill_desk
 from rftcli.runtime.supervised import make_supervised
+from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
 from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.drawing import NOTHING, Memory
+from rftcli.stages.estimator_inputs import Estimator
 from rftcli.stages.evaluate import EvalSet
 from rftcli.stages.shape import RunningNorm
 from rftcli.stages.supervised import SupervisedStream
@@ -111,6 +114,8 @@ class Job:
     entropy: EntropyControl | None
     own_loss: Callable[..., Any] | None
     supervised: SupervisedStream | None
+    estimator: Estimator | None
+    """The user's own, where the plan has one."""
     info: dict[str, Any]
     limits: TimeLimits
     memory: Memory = NOTHING
@@ -196,6 +201,7 @@ class Job:
         self.source.close()
         self.eval_scorer.close()
         self.sampler.close()
+        close_teacher(self.roles.teacher)
 
     @property
     def last_step(self) -> int:
@@ -323,6 +329,8 @@ def build(
         emit.warn("special_token_literal", text)
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
+    check_teacher(plan, tokenizer, world)
+    estimator = None if plan.advantage.python is None else load_estimator(plan.advantage.python, plan.advantage.options, paths)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = make_source(plan, builder, paths)
     eval_sets = make_eval_sets(plan, builder, paths)
@@ -351,6 +359,7 @@ def build(
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
     keep_mean(plan.policy, learner, world)
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
+    teacher = make_teacher(plan, device, world)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
     kl = None if plan.kl is None else KlControl(plan.kl)
@@ -376,8 +385,8 @@ def build(
     return Job(
         plan=plan, written=plan_from_json(attempt.plan.read_text(encoding="utf-8")), run=run, attempt=attempt, world=world, device=device,
         emit=emit, watch=watch,
-        roles=Roles(policy=learner, reference=reference, critic=critic), trained=Trained(learner, critic), kl=kl, supervised=supervised,
-        entropy=entropy, own_loss=own_loss,
+        roles=Roles(policy=learner, reference=reference, critic=critic, teacher=teacher), estimator=estimator,
+        trained=Trained(learner, critic), kl=kl, supervised=supervised, entropy=entropy, own_loss=own_loss,
         sampler=sampler, source=source, scorer=scorer, errors=window, running_norm=running_norm,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,

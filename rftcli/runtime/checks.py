@@ -64,10 +64,10 @@ def sets_of(loaded: LoadedRecipe) -> tuple[list[SetKey], list[SetKey]]:
 
 def check_lengths(
     loaded: LoadedRecipe, model: ModelFacts, tokenizer_revision: str | None, folder: Path, problems: list[Problem], tables: Tables, *,
-    first_streamed: int,
-) -> tuple[Measured, list[str]]:
+    first_streamed: int, teacher: ModelFacts | None = None,
+) -> tuple[Measured, list[str]]:  # fmt: skip
     """Lengths of all prompts, and warnings about drops and cuts. Prompts that are refused, sets with nothing left and chat settings that do not
-    work are problems at their place. `tokenizer_revision`: of a tokenizer of its own."""
+    work are problems at their place, and so is a `teacher` with other tokens. `tokenizer_revision`: of a tokenizer of its own."""
     train, held_out = sets_of(loaded)
     policy = loaded.recipe.models.policy
     job = MeasureJob(
@@ -79,6 +79,8 @@ def check_lengths(
         trust_remote_code=policy.trust_remote_code,
         search_path=(str(folder),),
         first_streamed=first_streamed,
+        teacher=None if teacher is None else teacher.path,
+        teacher_revision=None if teacher is None else teacher.revision,
     )
     known = _cached(_key_of_lengths(job, folder), Measured, lambda: measure(job, tables))
     raise_machine(known)
@@ -91,6 +93,8 @@ def check_lengths(
 
 def _place_of(message: str, policy: PolicyModel) -> str:
     """The key that a trouble of no data set is about."""
+    if "models.teacher" in message:
+        return "models.teacher.path"
     if "add_tokens" in message:
         return "models.policy.add_tokens"
     if "chat" in message:
@@ -150,13 +154,19 @@ def _findings(
 
 def _key_of_lengths(job: MeasureJob, folder: Path) -> tuple[Any, ...] | None:
     """None where it cannot be known whether something has changed: a model or data set of the hub, a python source."""
-    model = Path(job.tokenizer)
-    files = [model] if model.is_file() else [path for pattern in TOKENIZER_FILES for path in sorted(model.glob(pattern))] if model.is_dir() else []
+    files = _tokenizer_files(job.tokenizer)
+    others = [] if job.teacher is None else _tokenizer_files(job.teacher)
     template = job.data.chat.template
-    if not files or (template is not None and "{" not in template):  # a template in a file of its own
+    if not files or (job.teacher is not None and not others) or (template is not None and "{" not in template):  # a template in a file of its own
         return None
     states = _states([SetKey(spec=spec, key=()) for spec in (*job.data.train, *job.data.eval)], folder)
-    return None if states is None else ("lengths", states, cache.file_states(files), *_tokenizing(job), job.data, job.first_streamed)
+    return None if states is None else ("lengths", states, cache.file_states([*files, *others]), *_tokenizing(job), job.data, job.first_streamed)
+
+
+def _tokenizer_files(path: str) -> list[Path]:
+    """Empty for a model of the hub."""
+    model = Path(path)
+    return [model] if model.is_file() else [file for pattern in TOKENIZER_FILES for file in sorted(model.glob(pattern))] if model.is_dir() else []
 
 
 def _tokenizing(job: MeasureJob) -> tuple[Any, ...]:

@@ -46,7 +46,7 @@ def run(job: Job) -> str | None:
         watch.add("score", collected.score_seconds)
         with watch.time("credit"):
             credited = credit(
-                collected, job.roles, plan, world, pad_id=job.pad_id, device=job.device, kl_coefficient=job.kl_coefficient
+                collected, job.roles, plan, world, pad_id=job.pad_id, device=job.device, kl_coefficient=job.kl_coefficient, estimator=job.estimator
             )
         with watch.time("learn"):
             updates = learn(

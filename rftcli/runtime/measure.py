@@ -36,6 +36,9 @@ class MeasureJob:
     search_path: tuple[str, ...]
     first_streamed: int
     """Rows of a streamed set that are measured."""
+    teacher: str | None = None
+    """Where the files of a teacher lie, whose tokens have to be the policy's."""
+    teacher_revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,7 @@ def measure_here(job: MeasureJob, tables: Tables) -> Measured:
     """Imports torch."""
     from rftcli.data.prompts import PromptBuilder
     from rftcli.models.load import load_tokenizer
+    from rftcli.models.vocabularies import check_same_ids
     from rftcli.models.vocabulary import add_tokens
 
     paths = [Path(path) for path in job.search_path]
@@ -82,6 +86,9 @@ def measure_here(job: MeasureJob, tables: Tables) -> Measured:
             job.tokenizer, trust_remote_code=job.trust_remote_code, revision=job.revision, options=job.tokenizer_options
         )
         add_tokens(tokenizer, job.add_tokens)
+        if job.teacher is not None:
+            other = load_tokenizer(job.teacher, trust_remote_code=job.trust_remote_code, revision=job.teacher_revision, options={})
+            check_same_ids(tokenizer.get_vocab(), other.get_vocab())
         builder = PromptBuilder(tokenizer, job.data.chat, job.data.max_prompt_tokens, job.data.overlong_prompt, paths)
     except RftError as error:
         return Measured(train=(), eval=(), troubles=(_trouble(None, error),))

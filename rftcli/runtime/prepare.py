@@ -39,7 +39,7 @@ from rftcli.rewards.rules import RULES, needs_reference, require_package
 from rftcli.runtime import checks
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
-from rftcli.runtime.recipe_checks import form_problems, loss_problems, observer_problems, recipe_file, reward_problems
+from rftcli.runtime.recipe_checks import estimator_problems, form_problems, loss_problems, observer_problems, recipe_file, reward_problems
 from rftcli.runtime.scorer_checks import scorer_facts, scorer_problems, scorer_warnings
 
 ROWS_LOOKED_AT = 1000
@@ -105,7 +105,8 @@ def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> Loaded
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     path = recipe_path(given) if text is None else given
     loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text)
-    loaded.raise_problems([*reward_problems(loaded), *form_problems(loaded), *observer_problems(loaded), *loss_problems(loaded)])
+    own = [*reward_problems(loaded), *form_problems(loaded), *observer_problems(loaded), *loss_problems(loaded), *estimator_problems(loaded)]
+    loaded.raise_problems(own)
     loaded.raise_problems(scorer_problems(loaded, recipe_file(loaded).resolve().parent))
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
@@ -142,6 +143,7 @@ def prepare(
         policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems, loaded.recipe.models.policy.revision)
         reference = _reference(loaded, problems)
         critic = _critic(loaded, problems)
+        teacher = _teacher(loaded, problems)
         scorers = scorer_facts(loaded, problems, os.environ)
         tokenizer = _tokenizer_and_adapter(loaded, problems)
     except MachineError:
@@ -151,7 +153,7 @@ def prepare(
     if not problems:  # what cannot be read cannot be measured
         folder = recipe_file(loaded).resolve().parent
         measured, longer = checks.check_lengths(
-            loaded, policy, tokenizer, folder, problems, tables, first_streamed=STREAMED_ROWS_LOOKED_AT
+            loaded, policy, tokenizer, folder, problems, tables, first_streamed=STREAMED_ROWS_LOOKED_AT, teacher=teacher
         )
         warnings += longer + checks.check_rows(loaded, folder, problems, tables, first=None, first_streamed=STREAMED_ROWS_LOOKED_AT)
         lengths = (*measured.train, *measured.eval)
@@ -159,7 +161,7 @@ def prepare(
             train_rows = sum(one.kept for one in measured.train)
     here = Several(ranks=ranks or gpus or machine.gpus or 1, nodes=1, per_node=1) if several is None else several
     facts = Facts(machine=machine, model=policy, ranks=here.ranks, nodes=here.nodes, train_rows=train_rows, tokenizer_revision=tokenizer)
-    plan = _compile(loaded, facts, reference, critic, problems, scorers)
+    plan = _compile(loaded, facts, reference, critic, problems, scorers, teacher)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
     warnings += _few_prompts(plan, train_rows)
@@ -266,6 +268,14 @@ def _critic(loaded: LoadedRecipe, problems: list[Problem]) -> ModelFacts | None:
     return None if critic is None or critic.from_ == "policy" else _model(loaded, "models.critic.from", critic.from_, problems)
 
 
+def _teacher(loaded: LoadedRecipe, problems: list[Problem]) -> ModelFacts | None:
+    """Facts of a teacher that is loaded here; None where there is none, or a server has it."""
+    teacher = loaded.recipe.models.teacher
+    if teacher is None or teacher.path is None:
+        return None
+    return _model(loaded, "models.teacher.path", teacher.path, problems, teacher.revision)
+
+
 def _tokenizer_and_adapter(loaded: LoadedRecipe, problems: list[Problem]) -> str | None:
     """The commit of a tokenizer of its own, if it lies on the hub. An adapter to go on from has to be one."""
     policy = loaded.recipe.models.policy
@@ -285,6 +295,7 @@ def _tokenizer_and_adapter(loaded: LoadedRecipe, problems: list[Problem]) -> str
 def _compile(
     loaded: LoadedRecipe, facts: Facts, reference: ModelFacts | None, critic: ModelFacts | None, problems: list[Problem],
     scorers: Mapping[str, ScorerFacts],
+    teacher: ModelFacts | None,
 ) -> Plan | None:  # fmt: skip
     """The plan, with `${VAR}` in its texts; None with the reasons added to `problems`."""
     try:
@@ -297,6 +308,7 @@ def _compile(
             reference_path=None if reference is None else _written_path(loaded, ("models", "reference", "from"), reference),
             critic=None if critic is None else replace(critic, path=_written_path(loaded, ("models", "critic", "from"), critic)),
             scorers=scorers,
+            teacher=None if teacher is None else replace(teacher, path=_written_path(loaded, ("models", "teacher", "path"), teacher)),
             reference_revision=None if reference is None else reference.revision,
         )
     except CompileError as error:

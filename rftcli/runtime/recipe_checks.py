@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rftcli.engines import grammar
@@ -15,6 +16,7 @@ from rftcli.recipe.sections import Recipe
 from rftcli.rewards.combine import GROUP_RECORD
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import check_options
+from rftcli.runtime.own_estimator import load_estimator
 from rftcli.runtime.own_loss import load_loss
 
 
@@ -68,12 +70,23 @@ def observer_problems(loaded: LoadedRecipe) -> list[Problem]:
 def loss_problems(loaded: LoadedRecipe) -> list[Problem]:
     """A policy loss of the user's own that cannot be imported or called."""
     section = loaded.recipe.algorithm.loss
-    if section.python is None:
+    return _own_problems(loaded, "algorithm.loss.python", section.python, lambda target, folder: load_loss(target, section.options, [folder]))
+
+
+def estimator_problems(loaded: LoadedRecipe) -> list[Problem]:
+    """An estimator of the user's own that cannot be imported or called."""
+    section = loaded.recipe.algorithm.advantage
+    where = "algorithm.advantage.python"
+    return _own_problems(loaded, where, section.python, lambda target, folder: load_estimator(target, section.options, [folder]))
+
+
+def _own_problems(loaded: LoadedRecipe, path: str, target: str | None, load: Callable[[str, Path], object]) -> list[Problem]:
+    if target is None:
         return []
     try:
-        load_loss(section.python, section.options, [recipe_file(loaded).resolve().parent])
+        load(target, recipe_file(loaded).resolve().parent)
     except UsageError as error:
-        return [loaded.problem("algorithm.loss.python", error.message, hint=error.hint)]
+        return [loaded.problem(path, error.message, hint=error.hint)]
     return []
 
 

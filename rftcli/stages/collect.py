@@ -21,6 +21,7 @@ from rftcli.stages.outcomes import Ask
 from rftcli.stages.over_sample import Candidate, Filled, fill, num_spares, over_sample_metrics
 from rftcli.stages.records import SampleRecord
 from rftcli.stages.refill import Refill, places
+from rftcli.stages.twins import asked_samples, with_twin_apart
 from rftcli.types import Completion, Group, Prompt, Request, SamplingSettings, ScoredSample
 
 Tick = Callable[[str, int, int], None]
@@ -152,7 +153,7 @@ class _Rollout:
         if not prompts:
             assert not list(self._scorer.score(())), "scored something that was not asked for"  # sharded reward models meet on every rank
             return {}
-        samples = tuple(range(self._plan.batch.samples_per_prompt))
+        samples = asked_samples(self._plan)
         requests = [Request(prompt=prompt, samples=samples) for prompt in prompts.values()]
         self._of += len(requests) * len(samples)
         start = self._clock()
@@ -221,6 +222,6 @@ def group_up(scored: Iterable[ScoredSample], draws: list[int], samples: int) -> 
         if len(members) != samples:
             raise RftError(f"the engine returned {len(members)} of {samples} samples of draw {draw}")
     return {
-        draw: Group(prompt=members[min(members)].completion.prompt, samples=tuple(members[index] for index in sorted(members)))
+        draw: with_twin_apart(Group(prompt=members[min(members)].completion.prompt, samples=tuple(members[index] for index in sorted(members))))
         for draw, members in found.items()
     }

@@ -15,24 +15,29 @@ import torch
 
 from rftcli.algo import align
 from rftcli.algo.advantages import ADVANTAGES
-from rftcli.algo.returns import white_completions
 from rftcli.plan.plan import AdvantagePlan, Plan, RolloutPlan
 from rftcli.plan.plan_sampling import one_temperature, temperatures
 from rftcli.protocols import Policy, Roles, World
 from rftcli.stages import batches
 from rftcli.stages.collect import Collected
 from rftcli.stages.correction import correct
+from rftcli.stages.distill import add_teacher, teacher_metrics
+from rftcli.stages.estimator_inputs import Estimator, estimator_inputs, scored_completions
 from rftcli.stages.token_credit import (
+    Key,
     KlPenalty,
     clip_tokens,
     completion_means,
     key_of,
     kl_penalty,
+    only_with_signal,
     token_advantages,
     value_metrics,
+    whiten_completions,
     whiten_tokens,
     whitened_over,
 )
+from rftcli.stages.twins import twin_metrics
 from rftcli.stages.values import fill_values
 from rftcli.types import Experience, Group, ScoredSample
 
@@ -51,9 +56,10 @@ class Credited:
 
 
 def credit(
-    collected: Collected, roles: Roles, plan: Plan, world: World, *, pad_id: int, device: torch.device, kl_coefficient: float | None = None
-) -> Credited:
-    """`kl_coefficient` in force in this step; None: the plan's."""
+    collected: Collected, roles: Roles, plan: Plan, world: World, *, pad_id: int, device: torch.device, kl_coefficient: float | None = None,
+    estimator: Estimator | None = None,
+) -> Credited:  # fmt: skip
+    """`kl_coefficient` in force in this step; None: the plan's. `estimator`: the user's own, where the plan has one."""
     mini_batches = tuple(
         tuple(_experience(sample, plan) for group in mini_batch for sample in group.samples if collected.trains(sample))
         for mini_batch in collected.mini_batches
@@ -62,62 +68,85 @@ def credit(
     if plan.batch.needs_prepass is not None:
         _fill(everything, roles.policy, "old_logprobs", plan, world, pad_id=pad_id, device=device)
     corrected = correct(everything, plan.loss, world)
-    if roles.reference is not None:
-        _fill(everything, roles.reference, "reference_logprobs", plan, world, pad_id=pad_id, device=device)
-        roles.reference.sleep()
+    for model, name in ((roles.reference, "reference_logprobs"), (roles.teacher, "teacher_logprobs")):
+        if model is not None:
+            _fill(everything, model, name, plan, world, pad_id=pad_id, device=device)
+            model.sleep()
     if roles.critic is not None:
         fill_values(everything, roles.critic, plan, world, pad_id=pad_id, device=device)
     penalty = KlPenalty()
     if plan.kl is not None and plan.kl.in_reward:
         penalty = kl_penalty(everything, plan.kl, plan.kl.coefficient if kl_coefficient is None else kl_coefficient, world)
-    if plan.advantage.per_token:
-        token_advantages(everything, plan.advantage, penalty)
-    else:
-        advantages = step_advantages(collected.groups, plan.advantage, world, penalty.by_completion)
-        for experience in everything:
-            experience.advantages = torch.full(experience.mask.shape, advantages.get(key_of(experience), 0.0), dtype=torch.float32)
+    advantages = _advantages(collected.groups, everything, plan.advantage, world, penalty, estimator)
     metrics: dict[str, Any] = {**corrected, **value_metrics(everything, world)}
     if penalty.token_mean is not None:
         metrics["kl"] = penalty.token_mean
+    if plan.rollout.greedy_twin:
+        metrics |= twin_metrics(collected.groups, world)
     by_token = whitened_over(plan.advantage) == "tokens"
     if by_token:
-        whiten_tokens(everything, world)
+        whiten_tokens(everything, world, with_signal=only_with_signal(plan.advantage))
     if plan.advantage.clip is not None:
         metrics["advantage_clip_fraction"] = clip_tokens(everything, plan.advantage.clip, world)
-    if plan.advantage.per_token or by_token or plan.advantage.clip is not None:
+    if roles.teacher is not None:
+        metrics |= teacher_metrics(everything, world)
+    taught = plan.advantage.teacher_coefficient
+    if taught is not None:
+        add_teacher(everything, taught)
+    if plan.advantage.per_token or by_token or plan.advantage.clip is not None or taught is not None:
         advantages = completion_means(everything, world)
     return Credited(mini_batches=mini_batches, advantages=advantages, metrics=metrics, kl_applied=penalty.applied)
 
 
+def _advantages(
+    groups: Sequence[Group], experiences: Sequence[Experience], plan: AdvantagePlan, world: World, penalty: KlPenalty, estimator: Estimator | None
+) -> dict[Key, float]:
+    """Set the advantages of this rank's experiences, before whitening over tokens. (draw, sample) -> advantage, where an answer has one. Collective.
+    """
+    if not plan.per_token:
+        advantages = step_advantages(groups, plan, world, penalty.by_completion, estimator)
+        for item in experiences:
+            item.advantages = torch.full(item.mask.shape, advantages.get(key_of(item), 0.0), dtype=torch.float32)
+        return advantages
+    if ADVANTAGES[plan.kind].level == "token":
+        scored = [(key_of(item), item.sample.reward) for item in experiences if item.sample.reward is not None]
+        rewards = {key: reward - penalty.by_completion.get(key, 0.0) for key, reward in scored}
+    else:  # what the estimator makes of an answer's reward stands at its last token
+        rewards = _by_completion(groups, plan, world, penalty.by_completion, estimator)
+    token_advantages(experiences, plan, penalty, rewards)
+    return {}
+
+
 def step_advantages(
-    groups: Sequence[Group], plan: AdvantagePlan, world: World, penalties: Mapping[tuple[int, int], float] = MappingProxyType({})
-) -> dict[tuple[int, int], float]:
-    """(draw, sample) -> advantage of every scored completion of the step, the same on every rank. `penalties`: what is taken from this rank's rewards
-    before any baseline."""
-    local = [
-        (
-            group.prompt.draw,
-            sample.completion.sample,
-            sample.reward - penalties.get((group.prompt.draw, sample.completion.sample), 0.0),
-            len(sample.completion.trace.ids),
-        )
-        for group in groups
-        for sample in group.samples
-        if sample.reward is not None
-    ]
-    scored = sorted(item for part in world.gather(local) for item in part)
+    groups: Sequence[Group],
+    plan: AdvantagePlan,
+    world: World,
+    penalties: Mapping[Key, float] = MappingProxyType({}),
+    estimator: Estimator | None = None,
+) -> dict[Key, float]:
+    """(draw, sample) -> advantage of every scored completion of the step, the same on every rank; whitened if that is over completions. `penalties`:
+    what is taken from this rank's rewards before any baseline. Collective."""
+    found = _by_completion(groups, plan, world, penalties, estimator)
+    if whitened_over(plan) != "completions" or not found:
+        return found
+    draws = torch.tensor([draw for draw, _ in found], dtype=torch.int64)
+    white = whiten_completions(torch.tensor(list(found.values()), dtype=torch.float64), draws, with_signal=only_with_signal(plan))
+    return dict(zip(found, white.float().tolist(), strict=True))
+
+
+def _by_completion(
+    groups: Sequence[Group], plan: AdvantagePlan, world: World, penalties: Mapping[Key, float], estimator: Estimator | None
+) -> dict[Key, float]:
+    """The estimator over all scored completions of the step, before whitening. Collective."""
+    row = ADVANTAGES[plan.kind]
+    scored = scored_completions(groups, world, penalties)
     if not scored:
         return {}
-    row = ADVANTAGES[plan.kind]
-    available: dict[str, Any] = {
-        "rewards": torch.tensor([reward for _, _, reward, _ in scored], dtype=torch.float64),
-        "group": torch.tensor([draw for draw, _, _, _ in scored], dtype=torch.int64),
-        "lengths": torch.tensor([length for _, _, _, length in scored], dtype=torch.int64),
-    }
-    values = row.function(*(available[name] for name in row.inputs), **plan.options)
-    if whitened_over(plan) == "completions":
-        values = white_completions(values)
-    return {(draw, sample): float(value) for (draw, sample, _, _), value in zip(scored, values, strict=True)}
+    options = plan.options if row.per_token is None else {name: plan.options[name] for name in row.options if name in plan.options}
+    if plan.kind == "python":
+        options = {}  # the user's function has them already
+    values = row.function(*estimator_inputs(scored, row.inputs, world, estimator), **options)
+    return {(item.draw, item.sample): value for item, value in zip(scored, values.tolist(), strict=True)}
 
 
 def _experience(sample: ScoredSample, plan: Plan) -> Experience:

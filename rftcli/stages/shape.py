@@ -15,6 +15,7 @@ from rftcli.algo.stats import Moments
 from rftcli.plan.plan import ShapingPlan
 from rftcli.protocols import World
 from rftcli.stages.collect import Collected
+from rftcli.stages.twins import with_twin_apart
 from rftcli.types import FinishReason, Group, ScoredSample, Shaped
 
 
@@ -55,7 +56,8 @@ def penalised(sample: ScoredSample, plan: ShapingPlan) -> ScoredSample:
         shaped -= plan.missing_eos_penalty
     overlong = 0.0
     if plan.overlong_buffer is not None:
-        overlong = plan.overlong_factor * overlong_penalty(len(completion.trace.ids), plan.max_new_tokens, plan.overlong_buffer)
+        limit = plan.limits.get(completion.prompt.label, plan.max_new_tokens)
+        overlong = plan.overlong_factor * overlong_penalty(len(completion.trace.ids), limit, plan.overlong_buffer)
     shaped += overlong
     return replace(sample, reward=shaped, shaped=Shaped(combined=reward, penalty=shaped - reward, overlong=overlong))
 
@@ -76,11 +78,13 @@ def _take_in(running: RunningNorm, groups: list[Group], world: World) -> None:
         (group.prompt.draw, sample.completion.sample, sample.reward)
         for group in groups
         for sample in group.samples
-        if sample.reward is not None and sample.completion.sample >= 0  # a greedy twin is no training reward
+        if sample.reward is not None  # a greedy twin is none of them
     ]
     everywhere = sorted(item for part in world.gather(local) for item in part)
     running.moments = running.moments.merge(Moments.of(reward for _, _, reward in everywhere))
 
 
 def _map(group: Group, change: Any) -> Group:
-    return replace(group, samples=tuple(change(sample) for sample in group.samples))
+    """The group with each sample changed, its greedy twin too: a baseline is shaped like what it is compared with."""
+    twin = () if group.greedy is None else (change(group.greedy),)
+    return with_twin_apart(replace(group, samples=(*(change(sample) for sample in group.samples), *twin), greedy=None))

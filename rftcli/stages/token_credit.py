@@ -5,7 +5,7 @@ Every statistic is over all ranks at once: local sums, one `world.sum`, then app
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from rftcli.algo import align
 from rftcli.algo.advantages import ADVANTAGES, Advantage
 from rftcli.algo.kl import KLS
-from rftcli.algo.returns import token_rewards, white_tokens
+from rftcli.algo.returns import token_rewards, white_completions, white_tokens
 from rftcli.plan.plan import AdvantagePlan, KlPlan
 from rftcli.protocols import World
 from rftcli.types import Experience
@@ -59,32 +59,42 @@ def kl_penalty(experiences: Sequence[Experience], plan: KlPlan, coefficient: flo
     return KlPenalty(by_completion=taken, applied=applied, token_mean=token_mean)
 
 
-def token_advantages(experiences: Sequence[Experience], plan: AdvantagePlan, penalty: KlPenalty) -> None:
-    """Set `advantages`, and with a critic `returns`, of every experience from rewards per token. Before whitening; no other rank is asked."""
+def token_advantages(experiences: Sequence[Experience], plan: AdvantagePlan, penalty: KlPenalty, rewards: Mapping[Key, float]) -> None:
+    """Set `advantages`, and with a critic `returns`, of every experience from what its tokens have. Before whitening; no other rank is asked.
+    `rewards`: of answers, after everything that is taken from a whole answer; one that is missing has none and trains no token."""
     if not experiences:
         return
     row: Advantage = ADVANTAGES[plan.kind]
     masks = [item.mask for item in experiences]
-    rewards = [(item.sample.reward or 0.0) - penalty.by_completion.get(key_of(item), 0.0) for item in experiences]
     sequence = torch.repeat_interleave(torch.arange(len(masks)), torch.tensor([int(mask.sum()) for mask in masks]))  # (N,)
+    ends = torch.tensor([rewards.get(key_of(item), 0.0) for item in experiences], dtype=torch.float64)  # (C,)
     available = {
-        "token_rewards": token_rewards(
-            torch.tensor(rewards, dtype=torch.float64), sequence, None if penalty.by_token is None else align.flatten(penalty.by_token, masks)
-        ),
+        "token_rewards": token_rewards(ends, sequence, None if penalty.by_token is None else align.flatten(penalty.by_token, masks)),
         "sequence": sequence,
+        "bootstrap": torch.tensor([item.value_after for item in experiences], dtype=torch.float64),
+        **{name: _flat(experiences, field) for name, field in TOKEN_FIELDS.items() if name in row.inputs},
     }
     if row.level == "token":
-        values = [item.values for item in experiences if item.values is not None]
-        if "values" in row.inputs:
-            available["values"] = align.flatten(values, masks)
         found = row.function(*(available[name] for name in row.inputs), **plan.options)
     else:
         assert row.per_token is not None, f"{plan.kind} has no form per token"
-        found = row.per_token(available["token_rewards"], sequence, **plan.options)
+        options = {name: value for name, value in plan.options.items() if name not in row.options}
+        found = row.per_token(available["token_rewards"], sequence, **options)
     for item, advantages in zip(experiences, align.unflatten(found, masks), strict=True):
         item.advantages = advantages
         if item.values is not None:
             item.returns = torch.where(item.mask, advantages + item.values, 0.0)
+
+
+TOKEN_FIELDS = {"values": "values", "old": "old_logprobs", "teacher": "teacher_logprobs"}
+"""Input of an estimator -> field of an experience."""
+
+
+def _flat(experiences: Sequence[Experience], field: str) -> torch.Tensor:
+    """(N,) a field at the trained tokens."""
+    vectors = [getattr(item, field) for item in experiences]
+    assert all(vector is not None for vector in vectors), f"the plan fills {field} for this estimator"
+    return align.flatten(vectors, [item.mask for item in experiences])
 
 
 def whitened_over(plan: AdvantagePlan) -> str | None:
@@ -92,17 +102,40 @@ def whitened_over(plan: AdvantagePlan) -> str | None:
     row = ADVANTAGES[plan.kind]
     if plan.whiten == "off":
         return None
-    return row.whiten or (None if plan.whiten == "with_signal" else "tokens" if plan.per_token else "completions")
+    return row.whiten or (None if plan.whiten == "with_signal" else "tokens" if plan.per_token else row.whiten_if_asked)
 
 
-def whiten_tokens(experiences: Sequence[Experience], world: World) -> None:
-    """Advantages with mean 0 and population variance 1 over all trained tokens of all ranks; 0 where nothing is trained. Collective."""
-    trained = [item.advantages[item.mask].double() for item in experiences]
+def only_with_signal(plan: AdvantagePlan) -> bool:
+    """Whether groups without signal stay out of the moments, and at exactly 0. Only estimators that compare within a group have such groups."""
+    return plan.whiten == "with_signal" and ADVANTAGES[plan.kind].baseline
+
+
+def whiten_tokens(experiences: Sequence[Experience], world: World, *, with_signal: bool = False) -> None:
+    """Advantages with mean 0 and population variance 1 over all trained tokens of all ranks; 0 where nothing is trained. `with_signal`: groups whose
+    advantages are all 0 stay out of the moments and as they are. Collective."""
+    signal = _draws_with_signal(experiences) if with_signal else set()
+    counted = [item for item in experiences if not with_signal or item.sample.completion.prompt.draw in signal]
+    trained = [item.advantages[item.mask].double() for item in counted]
     total, tokens = world.sum([float(sum(part.sum() for part in trained)), sum(part.numel() for part in trained)])
     mean = total / max(1.0, tokens)
     (squares,) = world.sum([float(sum((part - mean).square().sum() for part in trained))])
-    for item in experiences:
+    for item in counted:
         item.advantages = torch.where(item.mask, white_tokens(item.advantages, mean=mean, variance=squares / max(1.0, tokens)), 0.0)
+
+
+def _draws_with_signal(experiences: Sequence[Experience]) -> set[int]:
+    """Groups with an advantage other than 0. Groups are whole on a rank."""
+    return {item.sample.completion.prompt.draw for item in experiences if bool(item.advantages[item.mask].any())}
+
+
+def whiten_completions(values: torch.Tensor, group: torch.Tensor, *, with_signal: bool) -> torch.Tensor:
+    """(C,) whitened over all scored completions of the step, or over those of groups with an advantage other than 0."""
+    if not with_signal:
+        return white_completions(values)
+    counted = torch.isin(group, group[values != 0])
+    found = torch.zeros_like(values, dtype=torch.float32)
+    found[counted] = white_completions(values[counted])
+    return found
 
 
 def clip_tokens(experiences: Sequence[Experience], bound: float, world: World) -> float:

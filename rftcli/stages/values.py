@@ -6,6 +6,7 @@ Leaves out the advantage that the values are for (`token_credit`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,19 +16,39 @@ from rftcli.algo.returns import value_loss
 from rftcli.plan.plan import Plan
 from rftcli.protocols import LossFunction, World
 from rftcli.stages import batches
-from rftcli.types import Batch, Denominators, Experience, Update
+from rftcli.types import Batch, Denominators, Experience, FinishReason, Update
 
 
 def fill_values(experiences: Sequence[Experience], critic: Any, plan: Plan, world: World, *, pad_id: int, device: torch.device) -> None:
-    """Set `values` of every experience, without gradient. Every rank makes the same number of passes."""
+    """Set `values` of every experience, without gradient, and where the plan asks for it `value_after` of those that were cut. Every rank makes the
+    same number of passes."""
     row = 0
     for batch in batches.micro_batches(experiences, plan.batch, batches.NO_DENOMINATORS, world, pad_id=pad_id, device=device):
-        with torch.no_grad():
-            values = critic.values(batch)
         members = experiences[row : row + batch.num_sequences]  # none left for a filler
         row += len(members)
-        for experience, found in zip(members, align.unflatten(values.float().cpu(), [item.mask for item in members]), strict=True):
+        asked = with_ends(batch, members) if plan.advantage.bootstrap_truncated else batch
+        with torch.no_grad():
+            values = critic.values(asked).float().cpu()
+        trained = batch.target_ids.numel()
+        for experience, found in zip(members, align.unflatten(values[:trained], [item.mask for item in members]), strict=True):
             experience.values = found
+        if plan.advantage.bootstrap_truncated:
+            for experience, after in zip(members, values[trained:].tolist(), strict=True):
+                experience.value_after = after if experience.sample.completion.finish is FinishReason.LENGTH else 0.0
+
+
+def with_ends(batch: Batch, members: Sequence[Experience]) -> Batch:
+    """The batch, asked for one value more of each sequence: the one behind its last token."""
+    lengths = torch.tensor([len(item.token_ids) for item in members], dtype=torch.int64, device=batch.select.device)
+    rows = torch.arange(len(members), device=lengths.device)
+    starts = lengths.cumsum(0) - lengths if batch.attention_mask is None else rows * batch.input_ids.shape[1]
+    ends = starts + lengths - 1
+    return replace(
+        batch,
+        select=torch.cat([batch.select, ends]),
+        target_ids=torch.cat([batch.target_ids, torch.zeros_like(ends)]),
+        sequence=torch.cat([batch.sequence, rows]),
+    )
 
 
 def critic_loss(value_clip: float | None) -> LossFunction:

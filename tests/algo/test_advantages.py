@@ -5,10 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftcli.algo.advantages import ADVANTAGES, groups_with_spread, grpo, reinforce, rloo, zero_signal_fraction
+from rftcli.algo.advantages import ADVANTAGES
+from rftcli.algo.answer_advantages import reinforce
+from rftcli.algo.group_advantages import grpo, rloo
+from rftcli.algo.groups import groups_with_spread, zero_signal_fraction
 
-COMPLETION_LEVEL = sorted(name for name, row in ADVANTAGES.items() if row.level == "completion")
-BASELINES = sorted(name for name, row in ADVANTAGES.items() if row.baseline)
 VARIANTS = {
     "grpo": grpo,
     "grpo batch": lambda rewards, group: grpo(rewards, group, std="batch"),
@@ -150,19 +151,11 @@ def test_groups_with_spread_and_zero_signal() -> None:
     assert zero_signal_fraction(*nothing, 3) == 1.0
 
 
-@pytest.mark.parametrize("name", COMPLETION_LEVEL)
-def test_no_completion_was_scored(name: str) -> None:
-    inputs = {"rewards": torch.zeros(0), "group": torch.zeros(0, dtype=torch.int64)}
-    assert ADVANTAGES[name].function(*(inputs[key] for key in ADVANTAGES[name].inputs)).shape == (0,)
-
-
-@pytest.mark.parametrize("name", COMPLETION_LEVEL)
-def test_a_failure_is_never_a_number(name: str) -> None:
-    inputs = {"rewards": torch.tensor([1.0, torch.nan]), "group": torch.tensor([0, 0])}
-    with pytest.raises(AssertionError, match="not finite"):
-        ADVANTAGES[name].function(*(inputs[key] for key in ADVANTAGES[name].inputs))
-
-
-def test_baselines_need_two_samples() -> None:
-    assert BASELINES == ["grpo", "rloo"]
-    assert {name: row.min_samples for name, row in ADVANTAGES.items()} == {"grpo": 2, "rloo": 2, "reinforce": 1, "gae": 1}
+def test_the_table() -> None:
+    groups = {"grpo", "rloo", "reinforce_pp_baseline", "opo", "gpg", "grpo_passk", "gdpo", "cpgd"}
+    assert {name for name, row in ADVANTAGES.items() if row.baseline} == groups == {name for name, row in ADVANTAGES.items() if row.min_samples == 2}
+    assert {name for name, row in ADVANTAGES.items() if row.level == "token"} == {"gae", "reinforce_pp", "distill"}
+    assert {name: row.whiten for name, row in ADVANTAGES.items() if row.whiten} == {
+        "gae": "tokens", "reinforce_pp": "tokens", "reinforce_pp_baseline": "tokens", "gdpo": "completions",
+    }  # fmt: skip
+    assert {name: row.loss for name, row in ADVANTAGES.items() if row.loss} == {"cpgd": "cpg", "gpg": "reinforce"}

@@ -346,6 +346,12 @@ OTHER: dict[str, str] = {
     "algorithm.kl.unbiased_gradient": "true", "algorithm.kl.ratio_weighted": "true",
     "algorithm.loss.clip_low": "0.1", "algorithm.loss.clip_high": "0.3", "algorithm.loss.dual_clip": "3",
     "algorithm.advantage.whiten": "all", "algorithm.advantage.clip": "5", "algorithm.advantage.gamma": "0.9", "algorithm.advantage.lam": "0.9",
+    "algorithm.advantage.min_std": "0.1", "algorithm.advantage.passk_std": "true", "algorithm.advantage.baseline": "batch",
+    "algorithm.advantage.bootstrap_truncated": "true", "algorithm.advantage.distill_coefficient": "0.5", "algorithm.advantage.python": "'a:c'",
+    "algorithm.advantage.options": "{n: 2}",
+    "models.teacher.path": "org/other", "models.teacher.revision": "v2", "models.teacher.dtype": "bfloat16", "models.teacher.offload": "true",
+    "models.teacher.server": "http://other:1", "models.teacher.api": "sglang", "models.teacher.served_model": "m",
+    "models.teacher.timeout_seconds": "9", "models.teacher.retries": "0", "models.teacher.concurrency": "2", "models.teacher.headers_env": "{A: B}",
     "algorithm.kl.place": "reward", "algorithm.kl.level": "mean", "algorithm.kl.controller.kind": "fixed",
     "algorithm.kl.controller.target": "2", "algorithm.kl.controller.horizon": "5",
     "models.policy.router_loss": "0.1",
@@ -402,7 +408,16 @@ CLASSIFIER = "models.scorers.s={kind: classifier, path: org/s}"
 HTTP = "models.scorers.s={kind: http, urls: ['http://x']}"
 JUDGE = "models.scorers.s={kind: generative, path: org/s, prompt: '{{ x }}', score: {regex: '(.)'}"
 PPO = ("algorithm.advantage.kind=gae", "models.critic={}")
+TAUGHT, SERVED = "models.teacher.path=org/teacher", "models.teacher.server=http://host:8000"
+OWN = "algorithm.advantage={kind: python, python: 'a:b'}"
 SETUP: dict[str, tuple[str, ...]] = {
+    "algorithm.advantage.passk_std": ("algorithm.advantage.kind=grpo_passk",),
+    "algorithm.advantage.baseline": ("algorithm.advantage.kind=reinforce",),
+    "algorithm.advantage.bootstrap_truncated": PPO,
+    "algorithm.advantage.distill_coefficient": (TAUGHT,),
+    "algorithm.advantage.python": (OWN,), "algorithm.advantage.options": (OWN,),
+    **{f"models.teacher.{key}": (TAUGHT,) for key in ("path", "revision", "dtype", "offload")},
+    **{f"models.teacher.{key}": (SERVED,) for key in ("server", "api", "served_model", "timeout_seconds", "retries", "concurrency", "headers_env")},
     "data.train[].path": ("data.train=[{path: /a.jsonl}]",),
     "data.train[].split": ("data.train=[{path: org/name}]",),
     "data.eval.NAME.split": ("data.eval.test.path=org/name",),

@@ -136,6 +136,11 @@ models:
       kind: python
       python: my_rewards:Model
       memory_gib: 2.0
+  teacher:
+    path: org/teacher
+    revision: v2
+    dtype: bfloat16
+    offload: true
 data:
   train:
     - name: first
@@ -266,6 +271,8 @@ algorithm:
     clip: 5.0
     gamma: 0.99
     lam: 0.95
+    bootstrap_truncated: true
+    distill_coefficient: 0.5
   loss:
     kind: clip_cov
     clip_low: 0.1
@@ -399,7 +406,8 @@ profile:
 _REWARDS = FULL.split("\nrewards:\n", 1)[1].split("\nreward_shaping:", 1)[0] + "\n"
 FULL = FULL.replace("@REWARDS@", indent(_REWARDS, "  "))
 """Every supported key but those that others exclude (`train.data_passes`, `rollout.structured`, `rollout.hf.batch_tokens`,
-`models.policy.lora.start_from`, `rollout.keep`, `rollout.over_sample`, `data.curriculum.python` and `options`, `streaming` true),
+`models.policy.lora.start_from`, `rollout.keep`, `rollout.over_sample`, `data.curriculum.python` and `options`, `streaming` true,
+keys of other estimators than gae, keys of a teacher's server),
 each with a value that is not its default where it has another."""
 
 Problems = Callable[..., list[Problem]]

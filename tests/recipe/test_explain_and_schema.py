@@ -69,7 +69,7 @@ def test_every_key_rule_and_code_has_a_page() -> None:
         assert explain(code).startswith(f"{code}\n\n  ")
     for pattern in KEYS:
         assert "Not yet supported: " in explain(pattern)
-    assert explain("models.teacher.path") == "models.teacher.path\n\n  Not yet supported: there is no distillation.\n"
+    assert explain("data.images.min_pixels") == "data.images.min_pixels\n\n  Not yet supported: only text is trained.\n"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_every_key_rule_and_code_has_a_page() -> None:
         ("group-of-on", "did you mean `group-of-one`?"),
         ("rewards.math.parts.wieght", "did you mean `rewards.LABEL.parts[].weight`?"),
         ("reward", "did you mean `rewards` or `reward_shaping` or `eval.rewards`?"),
-        ("path", "did you mean `models.policy.path` or `models.scorers.NAME.path` or `data.train[].path` or `data.eval.NAME.path` or "
-         "`train.supervised.data.path`?"),
+        ("path", "did you mean `models.policy.path` or `models.teacher.path` or `models.scorers.NAME.path` or `data.train[].path` or "
+         "`data.eval.NAME.path` or `train.supervised.data.path`?"),
         ("temperatur", "did you mean `models.scorers.NAME.temperature` or `data.eval.NAME.sampling.temperature` or `rollout.temperature` or "
          "`rollout.by_label.LABEL.temperature` or `eval.temperature`?"),
         ("passes", "did you mean `train.data_passes`?"),

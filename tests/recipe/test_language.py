@@ -154,6 +154,12 @@ ADDED = {
     *(f"models.critic.optimizer.{key}" for key in (
         "kind", "betas", "eps", "weight_decay", "schedule", "warmup_steps", "min_lr", "schedule_steps", "options", "no_decay",
     )),
+    *(f"algorithm.advantage.{key}" for key in (
+        "min_std", "passk_std", "baseline", "bootstrap_truncated", "distill_coefficient", "python", "options",
+    )),
+    *(f"models.teacher.{key}" for key in (
+        "path", "revision", "dtype", "offload", "server", "api", "served_model", "timeout_seconds", "retries", "concurrency", "headers_env",
+    )),
     "algorithm.kl.level",
     "algorithm.kl.unbiased_gradient",
     "algorithm.kl.ratio_weighted",

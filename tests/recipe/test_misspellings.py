@@ -65,6 +65,8 @@ EXCLUDED_BY_OTHERS = {
     ("algorithm", "loss", "correction"),
     *(("algorithm", "loss", "correction", key) for key in ("kind", "level", "cap", "band", "gate", "bound", "batch_normalise", "reject")),
     *(("algorithm", "loss", "correction", "reject", key) for key in ("by", "band", "bound")),
+    *(("algorithm", "advantage", key) for key in ("min_std", "passk_std", "baseline", "python", "options")),
+    *(("models", "teacher", key) for key in ("server", "api", "served_model", "timeout_seconds", "retries", "concurrency", "headers_env")),
 }
 """Keys that do not go together with what stands in the full recipe."""
 
@@ -145,9 +147,14 @@ def test_what_was_meant(minimal: str, problems_of: Problems, written: str, label
     assert [item.label for item in problems_of(text + written)] == [label]
 
 
+KINDS = (
+    "grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "remax", "opo", "gpg", "grpo_passk", "gdpo", "cpgd", "gae", "distill", "python",
+)  # fmt: skip
+
+
 def test_a_misspelt_value(minimal: str, problems_of: Problems) -> None:
     (problem,) = problems_of(minimal + "algorithm: {advantage: {kind: gppo}}")
-    assert (problem.message, problem.label, problem.allowed) == ("unknown value `gppo`", "did you mean `grpo`?", ("grpo", "rloo", "reinforce", "gae"))
+    assert (problem.message, problem.label, problem.allowed) == ("unknown value `gppo`", "did you mean `grpo` or `gdpo`?", KINDS)
     (problem,) = problems_of(minimal + "batch: {micro_batch_size: auot}")
     assert (problem.message, problem.label) == ("must be auto or an integer, got `auot`", "did you mean `auto`?")
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rftcli.algo import advantages
+from rftcli.algo import groups as estimator_groups
 from rftcli.stages import records
 from rftcli.stages.records import SampleRecord, length_metrics, part_metrics, record, records_of, reward_metrics, sample_line, spread
 from rftcli.types import FinishReason, PartScore
@@ -58,7 +58,7 @@ def test_groups_without_signal(made: SimpleNamespace, rewards: dict[int, list[fl
 
 
 def test_the_rule_for_no_signal_is_the_estimators() -> None:
-    assert records.FLAT_SPREAD == advantages.FLAT_SPREAD
+    assert records.FLAT_SPREAD == estimator_groups.FLAT_SPREAD
 
 
 @settings(deadline=None)
@@ -73,7 +73,7 @@ def test_the_rule_for_no_signal_is_the_estimators() -> None:
 def test_the_fraction_agrees_with_the_advantages(made: SimpleNamespace, rewards: dict[int, list[float | None]]) -> None:
     pairs = [(reward, draw) for draw, values in rewards.items() for reward in values if reward is not None]
     values, draws = torch.tensor([reward for reward, _ in pairs], dtype=torch.float64), torch.tensor([draw for _, draw in pairs], dtype=torch.int64)
-    expected = advantages.zero_signal_fraction(values, draws, len(rewards))
+    expected = estimator_groups.zero_signal_fraction(values, draws, len(rewards))
     assert reward_metrics(records_of(made.groups(rewards)))["zero_signal_fraction"] == pytest.approx(expected)
 
 

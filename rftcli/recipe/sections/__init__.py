@@ -24,6 +24,7 @@ from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Sa
 from rftcli.recipe.sections.sampling import Curriculum, Dynamic, Keep, LabelSampling, OverSample, Replay
 from rftcli.recipe.sections.scorers import JudgeScore, Placement, ScorerModel
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
+from rftcli.recipe.sections.teacher import TeacherModel
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
 
 
@@ -116,6 +117,7 @@ __all__ = [
     "Supervised",
     "SupervisedColumns",
     "SupervisedSource",
+    "TeacherModel",
     "Track",
     "Train",
     "TrainSource",

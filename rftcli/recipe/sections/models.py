@@ -8,6 +8,7 @@ from rftcli.recipe.sections.base import Count, ModelPath, NonNegative, Options, 
 from rftcli.recipe.sections.critic import CriticModel
 from rftcli.recipe.sections.quantise import Quantise
 from rftcli.recipe.sections.scorers import ScorerModel
+from rftcli.recipe.sections.teacher import TeacherModel
 
 
 class Chat(Section):
@@ -108,3 +109,4 @@ class Models(Section):
     )
     critic: CriticModel | None = Field(None, description="The model that learns what answers will be worth; gae needs one. A mapping may be empty.")
     scorers: dict[Text, ScorerModel] = Field({}, description="Name to a model or service that reward parts use as `model: NAME`.")
+    teacher: TeacherModel | None = Field(None, description="The model that the policy is distilled from; a `path` or a `server`.")
