@@ -18,6 +18,7 @@ from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
 from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
+from rftcli.plan.compile_vllm import with_engine
 from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import Plan, WorldPlan
 
@@ -61,6 +62,7 @@ def compile_plan(
     batch = batch_plan(recipe, facts, world, problems)
     learner = learner_plan(recipe, facts, world, policy, batch, notes, critic)
     rollout = rollout_plan(recipe, learner, notes)
+    rollout = with_engine(rollout, recipe, facts, world, policy, learner, batch, reference_use, critic, problems, notes)
     if rollout is not None:
         check_replica(rollout, policy, world, facts, problems, notes)
     check_lengths(recipe, facts, problems)

@@ -15,6 +15,8 @@ class MachineFacts:
     gpus: int = 0
     gpu_name: str | None = None
     gpu_memory_gib: float = 0.0
+    vllm: bool = False
+    """Is the package installed?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class ModelFacts:
     """Commit of a hub id."""
     shapes: Mapping[str, tuple[int, ...]] | None = None
     """Shapes of the stored tensors by name, where the files say so without being loaded."""
+    key_width: int | None = None
+    """Numbers that a layer keeps of a position as its keys: heads of keys x width of a head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
+from rftcli.plan.plan_engine import VllmPlan
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
 from rftcli.rewards.spec import PartSpec
@@ -108,6 +109,8 @@ class RolloutPlan:
     """{"regex": pattern} or {"json_schema": schema}"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further sampling options of the engine; what is off is absent."""
+    vllm: VllmPlan | None = None
+    """None for other engines."""
 
     @property
     def reshaped_by(self) -> tuple[str, ...]:

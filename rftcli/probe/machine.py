@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import shutil
@@ -23,7 +24,14 @@ def machine_facts(*, use_gpus: bool = True) -> MachineFacts:
         gpus=len(gpus),
         gpu_name=gpus[0][0] if gpus else None,
         gpu_memory_gib=min((memory for _, memory in gpus), default=0.0),
+        vllm=installed("vllm"),
     )
+
+
+def installed(package: str) -> bool:
+    """Whether a package could be imported, without importing it. A folder of that name on the path is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _cores(cgroup: Path) -> int:

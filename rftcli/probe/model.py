@@ -137,8 +137,17 @@ def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]], *, 
         file_dtype=dtype or config.get("dtype") or config.get("torch_dtype"),
         experts=next((text[name] for name in EXPERTS if text.get(name)), None),
         revision=revision,
+        key_width=_key_width(text),
         shapes={name: tuple(entry["shape"]) for header in headers for name, entry in header.items() if name != "__metadata__"} or None,
     )
+
+
+def _key_width(config: dict[str, Any]) -> int | None:
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if not isinstance(heads, int) or not isinstance(hidden, int) or heads < 1:
+        return None
+    keys = config.get("num_key_value_heads") or heads
+    return keys * (config.get("head_dim") or hidden // heads) if isinstance(keys, int) else None
 
 
 def _safetensors_header(path: Path) -> dict[str, Any]:
@@ -206,14 +215,19 @@ def _from_gguf(path: Path) -> ModelFacts:
     architecture = value("general.architecture")
     parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     tokens = reader.get_field("tokenizer.ggml.tokens")
+    hidden, heads = value(f"{architecture}.embedding_length"), value(f"{architecture}.attention.head_count")
     return ModelFacts(
         path=str(path),
         architecture=architecture,
         layers=value(f"{architecture}.block_count"),
-        hidden=value(f"{architecture}.embedding_length"),
+        hidden=hidden,
         vocabulary=None if tokens is None else len(tokens.data),
         max_positions=value(f"{architecture}.context_length"),
         parameters=parameters,
         file_dtype=None,
         experts=value(f"{architecture}.expert_count") or None,
+        key_width=_key_width({
+            "num_attention_heads": heads, "num_key_value_heads": value(f"{architecture}.attention.head_count_kv"), "hidden_size": hidden,
+            "head_dim": value(f"{architecture}.attention.key_length"),
+        }),  # fmt: skip
     )

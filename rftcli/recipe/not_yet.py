@@ -40,7 +40,7 @@ KEYS: dict[str, str] = {
     "rollout.by_label": "all labels are sampled alike",
     "rollout.dynamic": "groups without signal are kept and counted",
     "rollout.max_version_lag": "every rollout uses the newest weights",
-    "rollout.vllm": "use the engine `hf`",
+    "rollout.vllm.server": "the engine runs inside the training ranks",
     "rewards.LABEL.parts[].model": "use a `python` part that calls the model",
     "rewards.LABEL.parts[].clip": "clip inside a `python` part",
     "reward_shaping.overlong": "subtract the penalty in a `python` part",
@@ -60,7 +60,9 @@ VALUES: dict[str, dict[str, str]] = {
     "train.offload.parameters": {"nvme": "use cpu: reading weights from a disk in every pass is slower than any other way to save memory"},
     "models.policy.dtype": {"float16": "float16 needs loss scaling: use bfloat16"},
     "models.policy.attention": dict.fromkeys(("varlen", "flash_2", "flash_3", "flex"), "use sdpa"),
-    "rollout.engine": dict.fromkeys(("vllm", "sglang", "diffusers"), "use hf"),
+    "rollout.engine": dict.fromkeys(("sglang", "diffusers"), "use vllm or hf"),
+    "rollout.vllm.process": {"beside": "use inside: weights are copied in place, which needs the engine in the trainer's process"},
+    "rollout.vllm.lora": {"adapter": "use merged: the engine then needs no adapter kernels, which slow every token"},
     "rewards.LABEL.combine": dict.fromkeys(("product", "min", "gate", "python"), "use sum, or combine inside one `python` part"),
     "algorithm.advantage.kind": {
         **dict.fromkeys(

@@ -43,6 +43,7 @@ from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.trackers import TrackerIds, Trackers
+from rftcli.runtime.vllm_engine import make_vllm
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.evaluate import EvalSet
@@ -141,6 +142,11 @@ class Job:
         """The reference takes over from the policy what the plan says. Collective."""
         if self.roles.reference is not None:
             self.roles.reference.follow(step, self.roles.policy)
+
+    def rest(self) -> None:
+        """Nothing is sampled until the next push: the engine gives back what the plan says."""
+        if self.plan.rollout.vllm is not None:
+            self.sampler.sleep()
 
     def _write(self, directory: Path, action: Callable[[], None]) -> None:
         """Rank 0 writes; RftError on every rank alike when it could not."""
@@ -308,13 +314,15 @@ def build(
     policy.head = probe.head
     if plan.rollout.engine == "hf" and not plan.rollout.shares_weights:
         sampler = make_sampler(plan, load_whole(plan.policy, device, tokenizer).eval(), tokenizer, ends, pad, device, owns_weights=True)
-    else:
+    elif plan.rollout.vllm is None:
         sampler = make_sampler(plan, model, tokenizer, ends, pad, device, owns_weights=False)
     parameters = num_parameters(model)
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
     keep_mean(plan.policy, learner, world)
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
+    if plan.rollout.vllm is not None:  # it looks at what memory the others have left
+        sampler = make_vllm(plan, model, tokenizer, ends, world, device, emit, newest=lambda: learner.version)
     kl = None if plan.kl is None else KlControl(plan.kl)
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window = Totals(), ErrorWindow(plan.rewards.max_error_rate)

@@ -42,6 +42,7 @@ def run(job: Job) -> str | None:
         collected = collect(job.source, sampler, job.scorer, plan, world, step=step, clock=watch.clock, tick=emit.progress)
         watch.add("rollout", collected.rollout_seconds)
         watch.add("score", collected.score_seconds)
+        job.rest()
         with watch.time("credit"):
             credited = credit(
                 collected, job.roles, plan, world, pad_id=job.pad_id, device=job.device, kl_coefficient=job.kl_coefficient

@@ -21,6 +21,7 @@ from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
+from rftcli.recipe.sections.vllm import VllmEngine
 
 
 class Recipe(Section):
@@ -101,5 +102,6 @@ __all__ = [
     "Track",
     "Train",
     "TrainSource",
+    "VllmEngine",
     "Wandb",
 ]

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, NonNegative, Options, Section, Share, Text
+from rftcli.recipe.sections.vllm import VllmEngine
 
 
 class Penalties(Section):
@@ -48,7 +49,10 @@ class HfEngine(Section):
 class Rollout(Section):
     """How completions are sampled for training."""
 
-    engine: Literal["auto", "hf", "fake"] = Field("auto", description="Engine that samples; `fake` needs no model and is meant for tests.")
+    engine: Literal["auto", "hf", "fake", "vllm"] = Field(
+        "auto",
+        description="Engine that samples; `auto` is vllm where it is installed and there is a GPU, else hf; `fake` needs no model and is for tests.",
+    )
     samples_per_prompt: Count = Field(8, description="Completions of each prompt: the size of a group.")
     max_prompt_tokens: Count = Field(1024, description="Longest prompt in tokens.")
     max_new_tokens: Literal["auto"] | Count = Field(
@@ -69,3 +73,4 @@ class Rollout(Section):
     bad_words: tuple[Text, ...] = Field((), description="Words whose tokens, one after another, are never sampled.")
     structured: Structured | None = Field(None, description="A form that every completion is held to.")
     hf: HfEngine = Field(default_factory=HfEngine, description="Settings of the `hf` engine.")
+    vllm: VllmEngine = Field(default_factory=VllmEngine, description="Settings of the `vllm` engine.")
