@@ -49,9 +49,9 @@ class _Row:
 class VLLMSampler:
     """`protocols.Sampler` over a running `vllm.LLM`.
 
-    `model` is the trainer's, for names and buffers. `world` and `tensor_parallel`: which consecutive ranks share the engine. `seeded`: rows have seeds
-    of their own. `newest` tells the trainer's version: an engine that is behind refuses to sample. `check`: compare weights after every push, not only
-    after the first.
+    `model` is the trainer's, for names and buffers. `world` and `tensor_parallel`: which consecutive ranks share the engine. `seeded`: rows have
+    seeds of their own. `newest` tells the trainer's version: an engine that is behind refuses to sample. `check`: compare weights after every push;
+    `checkable`: after the first.
     """
 
     def __init__(

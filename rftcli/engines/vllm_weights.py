@@ -3,8 +3,8 @@
 Names are those of the model's files, which vLLM's loaders know: what transformers renames or joins at load is undone (`file_form`). Two ways in:
 
 - `load_weights` of vLLM's model, tensor by tensor, where a parameter is used as it was loaded (plain layers on a GPU);
-- the worker's `reload_weights`, where something was made of it at load: on a CPU linear layers are packed, experts are reordered, latent attention keeps
-  products. It makes all of that anew.
+- the worker's `reload_weights`, where something was made of it at load: on a CPU linear layers are packed, experts are reordered, latent attention
+  keeps products. It makes all of that anew.
 
 On a CPU a head that shares the embedding's weight has a packed copy of its own, which `reload_weights` leaves as it was; it is packed anew here.
 
@@ -54,7 +54,7 @@ def bit_sum(tensor: Tensor) -> int:
 
 
 def push(llm: Any, weights: Weights, *, dtype: torch.dtype, model: Any, check: bool) -> None:
-    """Load full tensors, by their names in `model` (the trainer's), into the engine. With `check`, RftError where it does not hold them afterwards."""
+    """Load full tensors, by their names in `model` (the trainer's), into the engine. With `check`, RftError where it does not hold them then."""
     sent = Sums()
 
     def told() -> Iterator[tuple[str, Tensor]]:

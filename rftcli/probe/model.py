@@ -215,7 +215,9 @@ def _from_gguf(path: Path) -> ModelFacts:
     architecture = value("general.architecture")
     parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     tokens = reader.get_field("tokenizer.ggml.tokens")
-    hidden, heads = value(f"{architecture}.embedding_length"), value(f"{architecture}.attention.head_count")
+    attention = {"num_attention_heads": "head_count", "num_key_value_heads": "head_count_kv", "head_dim": "key_length"}
+    hidden = value(f"{architecture}.embedding_length")
+    shape = {"hidden_size": hidden} | {name: value(f"{architecture}.attention.{key}") for name, key in attention.items()}
     return ModelFacts(
         path=str(path),
         architecture=architecture,
@@ -226,8 +228,5 @@ def _from_gguf(path: Path) -> ModelFacts:
         parameters=parameters,
         file_dtype=None,
         experts=value(f"{architecture}.expert_count") or None,
-        key_width=_key_width({
-            "num_attention_heads": heads, "num_key_value_heads": value(f"{architecture}.attention.head_count_kv"), "hidden_size": hidden,
-            "head_dim": value(f"{architecture}.attention.key_length"),
-        }),  # fmt: skip
+        key_width=_key_width(shape),
     )

@@ -1,20 +1,20 @@
 """`rollout.vllm`: settings of the `vllm` engine."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, Options, Section
+
+PositiveShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class VllmEngine(Section):
     """Settings of the `vllm` engine; other engines do not read them."""
 
     tensor_parallel: Count = Field(1, description="GPUs that share one engine: so many consecutive ranks sample together.")
-    memory_share: Literal["auto"] | float = Field(
+    memory_share: Literal["auto"] | PositiveShare = Field(
         "auto",
-        gt=0,
-        lt=1,
         description="Share of each GPU's memory for the engine's weights, cache and working memory; `auto` is what it can use beside the training.",
     )
     process: Literal["auto", "inside"] = Field("auto", description="Where the engine runs: inside the training ranks.")
