@@ -130,12 +130,8 @@ class VLLMSampler:
                 self.version = None
 
     def close(self) -> None:
-        """End the engine."""
-        engine = getattr(self._llm, "llm_engine", None)
-        core = getattr(engine, "engine_core", None)
-        if core is not None:
-            core.shutdown()
-        self._llm = None
+        """No more samples. The engine itself ends with its process: its own shutdown would destroy the process group, which is the trainer's too."""
+        self.version = None
 
     # its parts
 
