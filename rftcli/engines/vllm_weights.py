@@ -192,4 +192,4 @@ def _buffers(model: Any) -> Iterator[tuple[str, Tensor]]:
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+                yield (f"{prefix}.{name}" if prefix else name).replace(".base_layer", ""), buffer  # below an adapter

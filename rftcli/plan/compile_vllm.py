@@ -112,7 +112,10 @@ def _check(recipe: Recipe, facts: Facts, world: WorldPlan, needs: int, problems:
         message = f"{section.max_model_tokens} tokens, the model has {limit} positions"
         problems.append(PlanProblem(path="rollout.vllm.max_model_tokens", message=message))
     ranks, together = world.ranks // world.nodes, section.tensor_parallel
-    if ranks % together:
+    if together > 1 and world.device == "cpu":
+        why = "vLLM's CPU build gives the memory that ranks share the same name in every job, and leaves it behind"
+        problems.append(PlanProblem(path="rollout.vllm.tensor_parallel", message="must be 1 on a CPU", reason=why, hint="an engine in every rank"))
+    elif ranks % together:
         fitting = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
         message = f"{together} consecutive ranks do not divide the {ranks} ranks of a machine"
         problems.append(PlanProblem(path="rollout.vllm.tensor_parallel", message=message, hint=f"one of {fitting}"))

@@ -95,8 +95,8 @@ def divide(device: float, training: float, working: float, wanted: Engine, *, sh
     how = "they take turns" if sleeps else "all of it fits at once"
     text = (
         f"{_gib(training)} of training state and {_gib(working)} while it trains; engine {_gib(wanted.weights)} of weights, "
-        f"{_gib(wanted.working)} to work in, {_gib(max(0.0, cache))} of cache ({_gib(wanted.cache_wanted)} would hold {wanted.sequences} sequences of {wanted.tokens} tokens); "
-        f"{how if fits else 'that does not fit'} in {USABLE_SHARE:.0%} of {_gib(device)}"
+        f"{_gib(wanted.working)} to work in, {_gib(max(0.0, cache))} of cache ({_gib(wanted.cache_wanted)} would hold {wanted.sequences} sequences "
+        f"of {wanted.tokens} tokens); {how if fits else 'that does not fit'} in {USABLE_SHARE:.0%} of {_gib(device)}"
     )
     return Division(sleeps=sleeps, cache=cache, share=(fixed + cache) / device, fits=fits, text=text)
 

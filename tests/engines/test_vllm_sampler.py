@@ -11,10 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rank_threads import on_ranks
+from safetensors.torch import load_file
 from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from rftcli.engines.vllm import VLLMSampler, _own_randomness
-from rftcli.engines.vllm_weights import Sums, bit_sum, compare, fused_name, push
+from rftcli.engines.vllm_weights import Sums, bit_sum, compare, file_form, fused_name, push
 from rftcli.errors import RftError, UsageError
 from rftcli.runtime.world import SoloWorld
 from rftcli.types import FinishReason, SamplingSettings, TokenTrace
@@ -128,7 +130,10 @@ def test_every_sample_once_group_by_group_with_the_version(kit) -> None:
 
 def test_an_earlier_part_is_gone_on_with(kit) -> None:
     llm = StandIn()
-    earlier = {0: TokenTrace(ids=(11, 12), logprobs=(-1.0, -2.0), segments=((0, 1),)), 1: TokenTrace(ids=(11, 12, 13), logprobs=None, segments=((0, 1),))}
+    earlier = {
+        0: TokenTrace(ids=(11, 12), logprobs=(-1.0, -2.0), segments=((0, 1),)),
+        1: TokenTrace(ids=(11, 12, 13), logprobs=None, segments=((0, 1),)),
+    }
     made = {one.sample: one for one in loaded(kit, llm).generate([kit.make_request(4, [5], (0, 1), partial=earlier)], settings(logprobs=True))}
     assert (made[0].trace.ids, made[0].trace.logprobs, made[0].trace.segments) == ((11, 12, 13), (-1.0, -2.0, -13.0), ((0, 1), (2, 3)))
     assert (made[1].trace.ids, made[1].trace.logprobs, made[1].finish) == ((11, 12, 13), None, FinishReason.LENGTH)  # it was complete
@@ -234,7 +239,7 @@ def test_fused_weights_are_proved_and_a_difference_is_named() -> None:
     push(llm, TRAINED.items(), dtype=torch.float32, model=nn.Module(), check=True)
     llm.model.drops = "k.weight"
     stale = {**TRAINED, "k.weight": TRAINED["k.weight"] + 1}
-    with pytest.raises(RftError, match="1 weights differ, the first is `qk.weight`"):
+    with pytest.raises(RftError, match=r"1 weights differ, the first is `qk\.weight`"):
         push(llm, stale.items(), dtype=torch.float32, model=nn.Module(), check=True)
     push(llm, stale.items(), dtype=torch.float32, model=nn.Module(), check=False)  # nobody looks
 
@@ -257,6 +262,16 @@ def test_the_model_says_what_belongs_into_its_files() -> None:
     module = nn.Module()
     module.register_buffer("bias", torch.ones(2))
     module.register_buffer("angles", torch.ones(2), persistent=False)
-    from rftcli.engines.vllm_weights import file_form
-
     assert [name for name, _ in file_form(module, [])] == ["bias"]
+
+
+@pytest.mark.parametrize("config", [Qwen3MoeConfig, MixtralConfig, LlamaConfig], ids=lambda config: config.__name__)
+def test_names_and_pieces_are_those_of_the_models_files(config, tmp_path) -> None:
+    """transformers joins experts at load; vLLM's loaders read the pieces that `save_pretrained` writes."""
+    shape = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {} if config is LlamaConfig else {"num_experts": 3, "num_local_experts": 3, "moe_intermediate_size": 16, "num_experts_per_tok": 1}
+    model = AutoModelForCausalLM.from_config(config(vocab_size=64, tie_word_embeddings=False, **shape, **experts))
+    model.save_pretrained(tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    given = dict(file_form(model, ((name, parameter.data) for name, parameter in model.named_parameters())))
+    assert given.keys() == written.keys() and all(torch.equal(given[name], written[name]) for name in written)

@@ -48,7 +48,7 @@ def test_settings_of_another_engine_are_told_to_have_no_effect(compiled: Compile
     assert "rollout.hf has no effect: the engine is vllm" in compiled("rollout={engine: vllm, hf: {batch_rows: 8}}").notes
 
 
-def test_an_engine_gets_its_share_of_a_step_and_the_lengths_of_rollout_and_evaluation(compiled: Compiled) -> None:
+def test_an_engine_gets_its_share_of_a_step_and_the_lengths_of_rollout_and_evaluation(compiled: Compiled, with_vllm: MachineFacts) -> None:
     sets = ("rollout.engine=vllm", "batch.prompts_per_step=24", "rollout.samples_per_prompt=5", "rollout={max_prompt_tokens: 10, max_new_tokens: 20}")
     found = compiled(*sets, ranks=4).rollout.vllm
     assert found is not None and (found.max_sequences, found.max_model_tokens) == (32, 30)  # 24 / 4 x 5 = 30 rows, up to a multiple of 8
@@ -56,7 +56,7 @@ def test_an_engine_gets_its_share_of_a_step_and_the_lengths_of_rollout_and_evalu
     assert several is not None and several.max_sequences == 16
     longer = compiled(*sets, "data.eval.test={path: t.jsonl, sampling: {max_new_tokens: 99}}", ranks=4).rollout.vllm
     assert longer is not None and longer.max_model_tokens == 109
-    two = compiled(*sets, "rollout.vllm.tensor_parallel=2", ranks=4).rollout.vllm
+    two = compiled(*sets, "rollout.vllm.tensor_parallel=2", ranks=4, machine=with_vllm).rollout.vllm
     assert two is not None and (two.tensor_parallel, two.max_sequences) == (2, 64)
 
 
@@ -101,12 +101,17 @@ def test_a_share_that_is_written_counts(compiled: Compiled, with_vllm: MachineFa
     [
         ("rollout.vllm.max_model_tokens=2047", "rollout.vllm.max_model_tokens", "fewer than the 2048 of the longest prompt and completion"),
         ("rollout.vllm.max_model_tokens=40000", "rollout.vllm.max_model_tokens", "the model has 32768 positions"),
-        ("rollout.vllm.tensor_parallel=3", "rollout.vllm.tensor_parallel", "do not divide the 4 ranks of a machine; one of 1, 2, 4"),
+        ("rollout.vllm.tensor_parallel=2", "rollout.vllm.tensor_parallel", "must be 1 on a CPU"),
         ("rollout.vllm.sleep=1", "rollout.vllm.sleep", "vLLM does not sleep on a CPU"),
     ],
 )
 def test_refusals(compiled: Compiled, sets: str, path: str, text: str) -> None:
     assert text in refused(compiled, "rollout.engine=vllm", sets, ranks=4, **SMALL)[path]
+
+
+def test_ranks_that_share_an_engine_divide_those_of_a_machine(compiled: Compiled, with_vllm: MachineFacts) -> None:
+    found = refused(compiled, "rollout.vllm.tensor_parallel=3", ranks=4, machine=with_vllm, **SMALL)["rollout.vllm.tensor_parallel"]
+    assert "do not divide the 4 ranks of a machine; one of 1, 2, 4" in found
 
 
 def test_probes_of_the_engine_are_those_of_any_real_one(compiled: Compiled) -> None:

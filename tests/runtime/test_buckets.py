@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ def test_all_in_order_within_the_limit(sizes: list[int], most: int) -> None:
     found = list(buckets(parameters, most))
     assert [pair for bucket in found for pair in bucket] == parameters and all(found)
     assert all(len(bucket) == 1 or sum(4 * item.numel() for _, item in bucket) <= most for bucket in found)
-    for bucket, following in zip(found, found[1:], strict=False):
+    for bucket, following in pairwise(found):
         assert sum(4 * item.numel() for _, item in bucket) + 4 * following[0][1].numel() > most  # the next one did not fit
 
 

@@ -5,13 +5,11 @@ Models are tiny, everything runs on a CPU; an engine takes 10 to 40 seconds to s
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,8 +29,3 @@ def rft(tmp_path: Path) -> Callable[..., tuple[int, str]]:
         return done.returncode, done.stdout[-4000:] + done.stderr[-4000:]
 
     return run
-
-
-def steps(run: Path) -> dict[int, dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    return {line["step"]: line for line in lines if line["event"] == "step"}
