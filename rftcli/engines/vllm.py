@@ -12,6 +12,7 @@ decoded together, so samples are not promised to repeat. What it leaves out: ser
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from rftcli.protocols import Weights, World
 from rftcli.types import Completion, FinishReason, Request, SamplingSettings
 
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+QUIET = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.model_executor.model_loader.reload.inplace")
+"""They warn at every push of layers without weights of their own: rotary tables, a head that shares the embedding's."""
 FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
 """Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
 
@@ -242,6 +245,8 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
         except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
             hint = "`rollout.engine: hf` runs everywhere; memory: `rollout.vllm.memory_share`, `max_sequences`, `max_model_tokens`"
             raise UsageError(f"vLLM does not start: {str(error).strip()}", hint=hint) from error
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.ERROR)
     runner = llm.collective_rpc(_runner_module)[0]
     params = partial(SamplingParams, output_kind=RequestOutputKind.FINAL_ONLY)
     return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(FREE_SEEDS)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +15,8 @@ from typing import Any
 import pytest
 
 Rft = Callable[..., tuple[int, str]]
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_SECONDS = 240
 SMALL = (
     "--ranks", "2", "--set", "rollout.engine=vllm", "--set", "rollout.vllm.check_weights=true", "--set", "data.eval.held_out.limit=8",
     "--set", "batch.prompts_per_step=8", "--set", "checkpoint.every=1", "--set", "checkpoint.keep=10",
@@ -46,6 +53,24 @@ def test_a_run_goes_on_from_its_checkpoint(rft: Rft, tmp_path: Path) -> None:
     assert set(steps(tmp_path / "out")) == {1, 2, 3}
     code, said = rft("eval", "out")
     assert code == 0 and "held_out" in said, said
+
+
+def test_a_killed_run_goes_on(rft: Rft, tmp_path: Path) -> None:
+    """Every rank is killed in the middle of a step; nothing of the engine has to be saved."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "rftcli", "train", "quickstart", *SMALL, "--set", "train.steps=6", "--run-dir", "out"]
+    running = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = tmp_path / "out"
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not (run / "checkpoints" / "step_000002" / "COMMITTED").is_file():
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    for path in (run / "attempts" / "1" / "ranks").glob("rank_?.json"):
+        os.kill(int(json.loads(path.read_text())["pid"]), signal.SIGKILL)
+    assert running.wait(timeout=60) == 1
+    code, said = rft("resume", "out")
+    assert code == 0, said
+    assert set(steps(run)) == set(range(1, 7))
 
 
 @pytest.mark.slow
