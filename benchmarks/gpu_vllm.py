@@ -48,7 +48,7 @@ def main() -> None:
             times = " ".join(f"{name} {seconds[name]:.2f}" for name in ("rollout", "learn", "sync", "other", "total"))
             print(f"step {event['step']:>3}  reward {event['reward_mean']:.3f}  {times}{shown}")
         elif event["event"] == "eval":
-            scores = {name: values.get("mean@1") for name, values in event["sets"].items()}
+            scores = {name: values["mean@1"]["value"] for name, values in event["sets"].items()}
             found["evals"].append({"step": event["step"], "scores": scores})
             print(f"eval {event['step']:>3}  {scores}")
     arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

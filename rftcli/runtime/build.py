@@ -30,6 +30,7 @@ from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.answers import Answers
 from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.table import RewardTable
+from rftcli.runtime import engine_probe
 from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
 from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_critic, saved_critic
@@ -142,6 +143,11 @@ class Job:
         """The reference takes over from the policy what the plan says. Collective."""
         if self.roles.reference is not None:
             self.roles.reference.follow(step, self.roles.policy)
+
+    def prove_engine(self) -> None:
+        """Engine and trainer agree, where they are two models. Collective."""
+        if self.plan.rollout.vllm is not None:
+            engine_probe.prove(self)
 
     def rest(self) -> None:
         """Nothing is sampled until the next push: the engine gives back what the plan says."""

@@ -31,6 +31,7 @@ def run(job: Job) -> str | None:
     policy, sampler = job.roles.policy, job.sampler
     emit.emit(RunStarted(time=time.time(), attempt=emit.attempt, step=job.first_step - 1, info=job.info))
     sampler.load(policy.weights(), policy.version)
+    job.prove_engine()
     watch.lap()  # start-up is no part of the first step
     if job.first_step == 1 and plan.eval.before_training and plan.data.eval:
         held_out(job, 0)

@@ -24,7 +24,7 @@ SMALL = (
 
 
 def steps(run: Path) -> dict[int, dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines() if line]
     return {line["step"]: line for line in lines if line["event"] == "step"}
 
 
@@ -37,6 +37,7 @@ def test_weights_move_and_log_probs_agree(rft: Rft, tmp_path: Path, more: tuple[
     assert code == 0, said
     found = steps(tmp_path / "out")
     assert found[1]["sampler_logprob_gap"]["mean"] < (0.05 if "bfloat16" in str(more) else 1e-5) and "sampler_logprob_gap" not in found[2]
+    assert "engine against trainer: log-probs differ by" in (tmp_path / "out" / "events.jsonl").read_text()
     versions = {
         step: {json.loads(line)["policy_version"] for line in (tmp_path / "out" / "samples" / f"step_00000{step}.jsonl").read_text().splitlines()}
         for step in (1, 2)
