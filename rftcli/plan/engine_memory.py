@@ -20,6 +20,8 @@ ACTIVATION_BYTES = 34
 """Bytes of activations that a layer keeps for each position and hidden unit in 16-bit training with fused attention (2205.05198, section 4.1)."""
 HEAD_BYTES = 3 * 256 * 2**20
 """Scores of the chunked head: 256 MiB at a time, with their gradient and exponentials."""
+BLOCK_TOKENS = 128
+"""Of a block of the cache on a CPU, the largest in use; a sequence takes whole blocks."""
 CACHE_WORTH_HAVING = 0.25
 """Share of the wanted cache from which on staying awake beats taking turns: vLLM queues what does not fit."""
 
@@ -37,8 +39,8 @@ class Engine:
 
     @property
     def cache_wanted(self) -> float:
-        """For all sequences at their longest."""
-        return self.cache_per_token * self.sequences * self.tokens
+        """For all sequences at their longest, and one more: vLLM keeps a block for itself."""
+        return self.cache_per_token * (self.sequences + 1) * self.tokens
 
     @property
     def cache_least(self) -> float:
@@ -60,13 +62,13 @@ class Division:
 def engine(
     *, parameters: int, number_bytes: int, layers: int, key_width: int, vocabulary: int, tensor_parallel: int, sequences: int, tokens: int
 ) -> Engine:
-    """`key_width`: heads of keys x width of a head. Keys and values have the model's number type."""
+    """`tokens` are rounded up to whole blocks of the cache. `key_width`: heads of keys x width of a head; keys and values have the model's type."""
     return Engine(
         weights=number_bytes * parameters / tensor_parallel,
         working=ENGINE_WORKING_BYTES + SCORE_COPIES * 4 * sequences * vocabulary,
         cache_per_token=2 * layers * key_width * number_bytes / tensor_parallel,
         sequences=sequences,
-        tokens=tokens,
+        tokens=-(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
     )
 
 

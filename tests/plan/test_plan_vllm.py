@@ -65,7 +65,7 @@ def test_everything_fits_so_the_engine_stays_awake(compiled: Compiled, with_vllm
     vllm = plan.rollout.vllm
     assert vllm is not None and vllm.sleep == 0 and vllm.graphs and not plan.rollout.shares_weights
     # 64 prompts x 8 / 8 ranks = 64 sequences of 2048 tokens; keys and values of 24 layers x 128 numbers of 2 bytes
-    assert vllm.cache_bytes == 64 * 2048 * 2 * 24 * 128 * 2
+    assert vllm.cache_bytes == 65 * 2048 * 2 * 24 * 128 * 2
     text = plan_text(plan)
     assert "vLLM inside the ranks, one in every rank" in text and "graphs up to 64 rows" in text and "all of it fits at once" in text
 
@@ -119,13 +119,14 @@ def test_probes_of_the_engine_are_those_of_any_real_one(compiled: Compiled) -> N
 
 
 WANTED = engine(
-    parameters=1000, number_bytes=2, layers=3, key_width=5, vocabulary=7, tensor_parallel=2, sequences=4, tokens=6
+    parameters=1000, number_bytes=2, layers=3, key_width=5, vocabulary=7, tensor_parallel=2, sequences=4, tokens=130
 )
 
 
 def test_an_engine_in_numbers() -> None:
     assert WANTED.weights == 1000
-    assert WANTED.cache_per_token == 2 * 3 * 5 * 2 / 2 and WANTED.cache_wanted == 4 * 6 * 30 and WANTED.cache_least == 6 * 30
+    assert WANTED.cache_per_token == 2 * 3 * 5 * 2 / 2 and WANTED.tokens == 256
+    assert WANTED.cache_wanted == (4 + 1) * 256 * 30 and WANTED.cache_least == 256 * 30
     assert activations(positions=10, hidden=4, layers=3, number_bytes=2, checkpointing=False) - 3 * 256 * 2**20 == 34 * 10 * 4 * 3
     assert activations(positions=10, hidden=4, layers=3, number_bytes=2, checkpointing=True) - 3 * 256 * 2**20 == 34 * 10 * 4 + 2 * 10 * 4 * 3
 
