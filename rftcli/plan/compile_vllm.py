@@ -39,12 +39,28 @@ def with_engine(
     if plan is None or learner is None or batch is None:
         return plan
     engine, why = choice(recipe, facts, world)
+    if engine == "vllm":
+        own, told = [], []
+        found = _vllm(plan, recipe, facts, world, policy, learner, batch, reference, critic, own, told)
+        unfit = next((problem.message for problem in own if problem.path == "rollout.engine"), None)
+        if recipe.rollout.engine == "auto" and unfit is not None:
+            engine, why = "hf", f"vllm is there, but {unfit}"
+        else:
+            problems += own
     if recipe.rollout.engine == "auto":
         notes.append(f"rollout.engine {engine}: {why}")
     if engine != "vllm":
         if recipe.rollout.vllm != type(recipe.rollout.vllm)():
             notes.append(f"rollout.vllm has no effect: the engine is {engine}")
         return replace(plan, engine=engine)
+    notes += told
+    return found
+
+
+def _vllm(
+    plan: RolloutPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan, batch: BatchPlan,
+    reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
+) -> RolloutPlan:  # fmt: skip
     if recipe.rollout.hf != type(recipe.rollout.hf)():
         notes.append("rollout.hf has no effect: the engine is vllm")
     needs = engine_needs(recipe)

@@ -83,9 +83,15 @@ def test_where_it_does_not_fit_they_take_turns(compiled: Compiled, with_vllm: Ma
 
 
 def test_what_cannot_fit_is_refused_with_the_sum(compiled: Compiled, with_vllm: MachineFacts) -> None:
-    found = refused(compiled, machine=with_vllm, ranks=1, **SEVEN)
+    found = refused(compiled, "rollout.engine=vllm", machine=with_vllm, ranks=1, **SEVEN)
     assert "the engine does not fit beside the training" in found["rollout.engine"] and "GiB of training state" in found["rollout.engine"]
     assert "rollout.vllm.memory_share" in refused(compiled, "rollout.vllm.memory_share=0.9", machine=with_vllm, ranks=8, **SEVEN)
+
+
+def test_auto_takes_the_other_engine_where_vllm_does_not_fit(compiled: Compiled, with_vllm: MachineFacts) -> None:
+    plan = compiled(machine=with_vllm, ranks=1, **SEVEN)
+    assert plan.rollout.engine == "hf" and plan.rollout.vllm is None
+    assert any(note.startswith("rollout.engine hf: vllm is there, but the engine does not fit") for note in plan.notes)
 
 
 def test_a_share_that_is_written_counts(compiled: Compiled, with_vllm: MachineFacts) -> None:
