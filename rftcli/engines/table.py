@@ -19,4 +19,5 @@ def sampler_class(kind: str) -> type[Sampler]:
 SAMPLERS: dict[str, str] = {
     "hf": "rftcli.engines.hf:HFSampler",
     "fake": "rftcli.engines.fake:FakeSampler",
+    "vllm": "rftcli.engines.vllm:VLLMSampler",
 }

@@ -22,6 +22,7 @@ from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_pl
 from rftcli.plan.compile_scorers import beside_scorers, scorer_plans
 from rftcli.plan.compile_teacher import estimator_notes, teacher_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
+from rftcli.plan.compile_vllm import with_engine
 from rftcli.plan.facts import Facts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import Plan, WorldPlan
 
@@ -71,6 +72,7 @@ def compile_plan(
     room = beside_scorers(facts, scored_by, world)
     learner = learner_plan(recipe, room, world, policy, batch, notes, critic)
     rollout = rollout_plan(recipe, learner, notes)
+    rollout = with_engine(rollout, recipe, room, world, policy, learner, batch, reference_use, critic, problems, notes)
     if rollout is not None:
         check_replica(rollout, policy, world, room, problems, notes)
     check_lengths(recipe, facts, problems)

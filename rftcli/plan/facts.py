@@ -17,6 +17,8 @@ class MachineFacts:
     gpu_memory_gib: float = 0.0
     varlen: bool = False
     """Whether the installed torch has attention over packed rows (`torch.nn.attention.varlen`)."""
+    vllm: bool = False
+    """Is the package installed?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,8 @@ class ModelFacts:
     """Commit of a hub id."""
     shapes: Mapping[str, tuple[int, ...]] | None = None
     """Shapes of the stored tensors by name, where the files say so without being loaded."""
+    key_width: int | None = None
+    """Numbers that a layer keeps of a position as its keys: heads of keys x width of a head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

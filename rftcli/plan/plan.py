@@ -13,7 +13,8 @@ from typing import Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
-from rftcli.plan.plan_loss import LossPlan
+from rftcli.plan.plan_engine import VllmPlan
+from rftcli.plan.plan_loss import AdvantagePlan, KlPlan, LossPlan
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan, ServerPlan
 from rftcli.plan.plan_rewards import ShapingPlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
@@ -123,6 +124,8 @@ class RolloutPlan:
     replay: ReplayPlan | None = None
     greedy_twin: bool = False
     """Each prompt has one more completion, sampled greedily and scored, that is a baseline and is not trained on."""
+    vllm: VllmPlan | None = None
+    """None for other engines."""
 
     @property
     def reshaped_by(self) -> tuple[str, ...]:
@@ -150,43 +153,6 @@ class RewardPlan:
     """Folder of the recipe: user modules are imported from there."""
     combine: Mapping[str, CombineSpec] = field(default_factory=dict)
     """By label; one that is not here is a plain sum."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantagePlan:
-    kind: str
-    options: Mapping[str, Any]
-    per_token: bool = False
-    """Advantages are computed from rewards per token."""
-    whiten: str = "with_signal"
-    """with_signal (where the estimator's formula says so, groups without signal apart), all or off"""
-    clip: float | None = None
-    bootstrap_truncated: bool = False
-    """A cut answer goes on with the critic's value behind its last token."""
-    teacher_coefficient: float | None = None
-    """Of the teacher's term that is added to the finished advantage; None: nothing is added."""
-    python: str | None = None
-    """`module:function` of the user's own estimator; `options` are its arguments."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KlPlan:
-    """The KL term, wherever it goes."""
-
-    coefficient: float
-    """At the start."""
-    estimator: str
-    place: str
-    """loss or reward"""
-    level: str
-    """What is taken from what in the reward: token, sequence or mean."""
-    controller: str
-    target: float | None
-    horizon: float
-
-    @property
-    def in_reward(self) -> bool:
-        return self.place == "reward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The policy loss of a plan, and what belongs to it."""
+"""Advantages, KL term and policy loss of a plan, and what belongs to them."""
 
 from __future__ import annotations
 
@@ -72,3 +72,40 @@ class LossPlan:
     @property
     def entropy_in_loss(self) -> bool:
         return self.entropy_coefficient > 0 or self.entropy_controller is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantagePlan:
+    kind: str
+    options: Mapping[str, Any]
+    per_token: bool = False
+    """Advantages are computed from rewards per token."""
+    whiten: str = "with_signal"
+    """with_signal (where the estimator's formula says so, groups without signal apart), all or off"""
+    clip: float | None = None
+    bootstrap_truncated: bool = False
+    """A cut answer goes on with the critic's value behind its last token."""
+    teacher_coefficient: float | None = None
+    """Of the teacher's term that is added to the finished advantage; None: nothing is added."""
+    python: str | None = None
+    """`module:function` of the user's own estimator; `options` are its arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KlPlan:
+    """The KL term, wherever it goes."""
+
+    coefficient: float
+    """At the start."""
+    estimator: str
+    place: str
+    """loss or reward"""
+    level: str
+    """What is taken from what in the reward: token, sequence or mean."""
+    controller: str
+    target: float | None
+    horizon: float
+
+    @property
+    def in_reward(self) -> bool:
+        return self.place == "reward"

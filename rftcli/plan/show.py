@@ -25,6 +25,7 @@ def plan_text(plan: Plan) -> str:
         ("old log-probs", _old_logprobs(plan)),
         ("rollout", f"{rollout.engine}, {_passes(rollout)}, {rollout.max_new_tokens} new tokens, temperature {rollout.temperature}"),
         *sampling_rows(plan),
+        *_engine(plan),
         ("advantage", f"{plan.advantage.kind} {_options(plan.advantage.options)}"),
         ("loss", " ".join(filter(None, (plan.loss.python or plan.loss.kind, _options(plan.loss.options)))) + f", {plan.loss.aggregate}"),
         ("KL", _kl(plan)),
@@ -74,7 +75,25 @@ def _around_the_loss(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
+def _engine(plan: Plan) -> list[tuple[str, str]]:
+    vllm = plan.rollout.vllm
+    if vllm is None:
+        return []
+    together = f"each over {vllm.tensor_parallel} ranks" if vllm.tensor_parallel > 1 else "one in every rank"
+    graphs = f"graphs up to {vllm.max_sequences} rows" if vllm.graphs else "no graphs"
+    share = "" if vllm.memory_share is None else f", {vllm.memory_share:.0%} of the device"
+    rest = f"sleeps at level {vllm.sleep} while the policy is trained" if vllm.sleep else "stays awake"
+    checked = "compared after every update" if vllm.check_weights else "compared after the first push"
+    return [
+        ("engine", f"vLLM {vllm.process} the ranks, {together}{share}, {graphs}, at most {vllm.max_model_tokens} tokens a sequence"),
+        ("engine memory", f"{vllm.memory}; {rest}"),
+        ("engine weights", f"in place after every update{', adapter merged' if plan.policy.lora is not None else ''}, {checked}"),
+    ]
+
+
 def _passes(rollout: RolloutPlan) -> str:
+    if rollout.vllm is not None:
+        return f"at most {rollout.vllm.max_sequences} completions at a time"
     rows = f"{rollout.batch_rows} rows a pass" if rollout.batch_tokens is None else f"at most {rollout.batch_tokens} tokens a pass"
     return f"{rows}, refilled" if rollout.continuous else rows
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import shutil
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 
 from rftcli.plan.facts import MachineFacts
@@ -25,13 +25,20 @@ def machine_facts(*, use_gpus: bool = True) -> MachineFacts:
         gpu_name=gpus[0][0] if gpus else None,
         gpu_memory_gib=min((memory for _, memory in gpus), default=0.0),
         varlen=_has_varlen(),
+        vllm=installed("vllm"),
     )
 
 
 def _has_varlen() -> bool:
     """Looks for the file: importing torch would take seconds."""
-    torch = find_spec("torch")
+    torch = importlib.util.find_spec("torch")
     return torch is not None and torch.origin is not None and (Path(torch.origin).parent / "nn" / "attention" / "varlen.py").is_file()
+
+
+def installed(package: str) -> bool:
+    """Whether a package could be imported, without importing it. A folder of that name on the path is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _cores(cgroup: Path) -> int:

@@ -150,8 +150,17 @@ def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]], *, 
         plain_attention=not any(text.get(name) for name in NOT_PLAIN) and text.get("model_type") not in WITH_SINKS,
         experts=next((text[name] for name in EXPERTS if text.get(name)), None),
         revision=revision,
+        key_width=_key_width(text),
         shapes={name: tuple(entry["shape"]) for header in headers for name, entry in header.items() if name != "__metadata__"} or None,
     )
+
+
+def _key_width(config: dict[str, Any]) -> int | None:
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if not isinstance(heads, int) or not isinstance(hidden, int) or heads < 1:
+        return None
+    keys = config.get("num_key_value_heads") or heads
+    return keys * (config.get("head_dim") or hidden // heads) if isinstance(keys, int) else None
 
 
 def _safetensors_header(path: Path) -> dict[str, Any]:
@@ -220,6 +229,9 @@ def _from_gguf(path: Path) -> ModelFacts:
     heads, hidden = value(f"{architecture}.attention.head_count"), value(f"{architecture}.embedding_length")
     parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     tokens = reader.get_field("tokenizer.ggml.tokens")
+    attention = {"num_attention_heads": "head_count", "num_key_value_heads": "head_count_kv", "head_dim": "key_length"}
+    hidden = value(f"{architecture}.embedding_length")
+    shape = {"hidden_size": hidden} | {name: value(f"{architecture}.attention.{key}") for name, key in attention.items()}
     return ModelFacts(
         path=str(path),
         architecture=architecture,
@@ -232,4 +244,5 @@ def _from_gguf(path: Path) -> ModelFacts:
         head_dim=value(f"{architecture}.attention.key_length") or (hidden // heads if hidden and isinstance(heads, int) else None),
         plain_attention=not value(f"{architecture}.attn_logit_softcapping"),
         experts=value(f"{architecture}.expert_count") or None,
+        key_width=_key_width(shape),
     )

@@ -26,6 +26,7 @@ from rftcli.recipe import (
     sampling_rules,
     scorer_rules,
     update_rules,
+    vllm_rules,
 )
 from rftcli.recipe.finding import Finding, KnownRules, Rule
 from rftcli.recipe.sections import Recipe
@@ -239,6 +240,17 @@ RULES: dict[str, Rule] = {
     ),
     "fake-sampling": Rule(
         about=("rollout.engine",), text="The engine `fake` has no scores that a sampling option could change.", check=rollout_rules.fake_sampling
+    ),
+    "vllm-arguments": Rule(
+        about=("rollout.vllm.options",), text="What has a key of its own, or follows from one, is no option.", check=vllm_rules.own_arguments
+    ),
+    "vllm-check": Rule(
+        about=("rollout.vllm.check_weights", "rollout.vllm.tensor_parallel"),
+        text="Weights are compared where an engine holds them whole and as they are.",
+        check=vllm_rules.checkable_weights,
+    ),
+    "vllm-sampling": Rule(
+        about=("rollout.engine", "rollout.hf.options"), text="`hf.options` are sampling options of the engine `hf`.", check=vllm_rules.hf_sampling
     ),
     "warmup": Rule(
         about=("train.optimizer.warmup_steps", "train.steps", "train.optimizer.schedule_steps"),

@@ -33,6 +33,7 @@ from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.literals import hidden_literals
 from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.table import RewardTable
+from rftcli.runtime import engine_probe
 from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
 from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_critic, saved_critic
@@ -52,6 +53,7 @@ from rftcli.runtime.scorers import fill_desk
 from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
 from rftcli.runtime.trackers import TrackerIds, Trackers
+from rftcli.runtime.vllm_engine import make_vllm
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.drawing import NOTHING, Memory
@@ -159,6 +161,16 @@ class Job:
         """The reference takes over from the policy what the plan says. Collective."""
         if self.roles.reference is not None:
             self.roles.reference.follow(step, self.roles.policy)
+
+    def prove_engine(self) -> None:
+        """Engine and trainer agree, where they are two models. Collective."""
+        if self.plan.rollout.vllm is not None:
+            engine_probe.prove(self)
+
+    def rest(self) -> None:
+        """Nothing is sampled until the next push: the engine gives back what the plan says."""
+        if self.plan.rollout.vllm is not None:
+            self.sampler.sleep()
 
     def _write(self, directory: Path, action: Callable[[], None]) -> None:
         """Rank 0 writes; RftError on every rank alike when it could not."""
@@ -353,7 +365,7 @@ def build(
     policy.head = probe.head
     if plan.rollout.engine == "hf" and not plan.rollout.shares_weights:
         sampler = make_sampler(plan, load_whole(plan.policy, device, tokenizer).eval(), tokenizer, ends, pad, device, owns_weights=True)
-    else:
+    elif plan.rollout.vllm is None:
         sampler = make_sampler(plan, model, tokenizer, ends, pad, device, owns_weights=False)
     parameters = num_parameters(model)
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
@@ -362,6 +374,8 @@ def build(
     teacher = make_teacher(plan, device, world)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
+    if plan.rollout.vllm is not None:  # it looks at what memory the others have left
+        sampler = make_vllm(plan, model, tokenizer, ends, world, device, emit, newest=lambda: learner.version)
     kl = None if plan.kl is None else KlControl(plan.kl)
     entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)

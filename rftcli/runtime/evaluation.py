@@ -17,6 +17,7 @@ from rftcli.runtime.models import load_model, make_policy, make_tokenizer
 from rftcli.runtime.parts import PartFile
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
 from rftcli.runtime.scorers import fill_desk
+from rftcli.runtime.vllm_engine import make_vllm, whole_weights
 from rftcli.stages.evaluate import evaluate
 
 
@@ -36,11 +37,15 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     sets = make_eval_sets(plan, builder, paths)
     desk = make_desk(plan)
     scorer = make_eval_scorer(plan, paths, desk)
-    model = (make_policy(plan.policy, device, tokenizer, emit)[0] if folder is None else load_model(plan.policy, device, path)).eval()
-    sampler = make_sampler(
-        plan, model, tokenizer, eos_ids(model.config, model.generation_config, tokenizer), pad_id(tokenizer), device, owns_weights=False
-    )
+    model, adapter = make_policy(plan.policy, device, tokenizer, emit) if folder is None else (load_model(plan.policy, device, path), None)
+    model.eval()
+    ends = eos_ids(model.config, model.generation_config, tokenizer)
     fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
+    if plan.rollout.vllm is None:
+        sampler = make_sampler(plan, model, tokenizer, ends, pad_id(tokenizer), device, owns_weights=False)
+    else:
+        sampler = make_vllm(plan, model, tokenizer, ends, world, device, emit)
+        sampler.load(whole_weights(model, adapter), 0)
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": shown, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))
     start = time.perf_counter()
@@ -51,6 +56,7 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     seconds = time.perf_counter() - start
     samples.merge()
     scorer.close()
+    sampler.close()
     if world.rank == 0:
         write_json(run.evals / f"{step_name(emit.step)}.json", {"step": emit.step, "model": shown, "sets": found})
     emit.emit(EvalDone(time=time.time(), attempt=attempt.number, step=emit.step, sets=found, seconds=seconds))

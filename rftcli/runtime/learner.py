@@ -24,9 +24,12 @@ from rftcli.errors import RftError
 from rftcli.models.lora import Adapter
 from rftcli.plan.plan import LearnerPlan
 from rftcli.protocols import LossFunction, StepOutcome, World
+from rftcli.runtime.buckets import buckets
 from rftcli.runtime.optimizers import make_optimizer
 from rftcli.types import Batch
 
+GATHER_BYTES = 256 * 2**20
+"""Sharded weights that are made whole together: one collective for many small tensors, and little memory."""
 TAG = "state"
 """The one tag of a DeepSpeed checkpoint inside our checkpoint's trainer/ folder."""
 
@@ -188,9 +191,10 @@ class DeepSpeedLearner:
         if self.adapter is not None:
             yield from self.adapter.merged(present)
             return
-        for name, parameter in self.module.model.named_parameters():
-            with present([parameter]):
-                yield name, parameter.data.detach()
+        for bucket in buckets(self.module.model.named_parameters(), GATHER_BYTES if self.plan.zero_stage == 3 else 0):
+            with present([parameter for _, parameter in bucket]):
+                for name, parameter in bucket:
+                    yield name, parameter.data.detach()
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that are updated, by their names in the (wrapped) model."""

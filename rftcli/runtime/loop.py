@@ -32,6 +32,7 @@ def run(job: Job) -> str | None:
     policy, sampler = job.roles.policy, job.sampler
     emit.emit(RunStarted(time=time.time(), attempt=emit.attempt, step=job.first_step - 1, info=job.info))
     sampler.load(policy.weights(), policy.version)
+    job.prove_engine()
     watch.lap()  # start-up is no part of the first step
     if job.first_step == 1 and plan.eval.before_training and plan.data.eval:
         held_out(job, 0)
@@ -44,6 +45,7 @@ def run(job: Job) -> str | None:
         collected = shape(collected, plan.shaping, job.running_norm, world)
         watch.add("rollout", collected.rollout_seconds)
         watch.add("score", collected.score_seconds)
+        job.rest()
         with watch.time("credit"):
             credited = credit(
                 collected, job.roles, plan, world, pad_id=job.pad_id, device=job.device, kl_coefficient=job.kl_coefficient, estimator=job.estimator

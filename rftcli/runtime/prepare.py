@@ -26,7 +26,7 @@ from rftcli.plan.facts import Facts, MachineFacts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
 from rftcli.probe.lengths import LengthFacts
-from rftcli.probe.machine import machine_facts
+from rftcli.probe.machine import installed, machine_facts
 from rftcli.probe.model import model_facts, tokenizer_commit
 from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
@@ -116,6 +116,8 @@ def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> Loaded
     kinds = {loaded.recipe.train.optimizer.kind, *([] if critic is None else [critic.optimizer.kind])}
     if "adamw_8bit" in kinds and importlib.util.find_spec("bitsandbytes") is None:
         raise MachineError("adamw_8bit needs the package `bitsandbytes`, which is not installed", hint="pip install 'rftcli[quantise]'")
+    if loaded.recipe.rollout.engine == "vllm" and not installed("vllm"):
+        raise MachineError("rollout.engine vllm needs the package `vllm`, which is not installed", hint="pip install 'rftcli[vllm]'")
     return loaded
 
 

@@ -81,6 +81,7 @@ def full_length(job: Job, *, rows: int, prompt_tokens: int, new_tokens: int) -> 
     from rftcli.stages.values import critic_update
     from rftcli.types import Experience
 
+    job.rest()
     plan = replace(job.plan, batch=replace(job.plan.batch, micro_batch_size=rows))
     vocabulary = job.model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(plan.seed + job.world.rank)

@@ -317,6 +317,8 @@ OTHER: dict[str, str] = {
     "rollout.hf.batch_tokens": "4096", "rollout.hf.continuous": "true", "rollout.hf.options.typical_p": "0.9",
     "rollout.hf.options.epsilon_cutoff": "0.1", "rollout.hf.options.eta_cutoff": "0.1", "rollout.hf.options.no_repeat_ngram_size": "3",
     "rollout.hf.options.suppress_tokens": "[4]",
+    "rollout.vllm.memory_share": "0.3", "rollout.vllm.max_model_tokens": "4000", "rollout.vllm.max_sequences": "9", "rollout.vllm.seeds": "engine",
+    "rollout.vllm.check_weights": "true", "rollout.vllm.options": "{block_size: 32}",
     "rewards.LABEL.parts[].rule": "length", "rewards.LABEL.parts[].python": "'a:b'", "rewards.LABEL.parts[].name": "n",
     "rewards.LABEL.parts[].weight": "2", "rewards.LABEL.parts[].options": "{strip: false}", "rewards.LABEL.parts[].on_error": "stop",
     "rewards.LABEL.parts[].text": "keep_special", "rewards.LABEL.parts[].clip": "[0, 1]", "rewards.LABEL.parts[].timeout_seconds": "3",
@@ -483,6 +485,9 @@ SETUP: dict[str, tuple[str, ...]] = {
         "preset", "urls", "score_field", "batch_size", "timeout_seconds", "retries", "concurrency", "per_minute", "headers_env",
     )},
     **{f"models.scorers.NAME.{key}": (USED, "models.scorers.s={kind: python, python: 'a:B'}") for key in ("python", "memory_gib")},
+    **{f"rollout.vllm.{key}": ("rollout.engine=vllm",) for key in (
+        "memory_share", "max_model_tokens", "max_sequences", "seeds", "check_weights", "options",
+    )},
     **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
@@ -498,8 +503,10 @@ INSTEAD_OF: dict[str, str] = {
     "algorithm.kl.controller.kind": "algorithm.kl.controller.target=null",
 }
 """What the key takes the place of."""
-ONE_VALUE = {"models.scorers.NAME.offload", "models.scorers.NAME.shard", "models.critic.optimizer.kind", "profile.tool"}
-"""Keys with a single value so far, or on a CPU."""
+ONE_VALUE = {"models.scorers.NAME.offload", "models.scorers.NAME.shard", "models.critic.optimizer.kind", "profile.tool"} | {
+    f"rollout.vllm.{key}" for key in ("process", "lora", "tensor_parallel", "sleep")
+}
+"""Keys with a single value so far, or on one rank of a CPU."""
 MERGED = {"extends"}
 for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`
     _table.update({f"eval.{pattern}": value for pattern, value in list(_table.items()) if pattern.startswith("rewards.")})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rftcli.probe import machine
-from rftcli.probe.machine import machine_facts
+from rftcli.probe.machine import installed, machine_facts
 
 
 @pytest.fixture
@@ -105,3 +105,9 @@ def test_a_containers_memory(tmp_path: Path) -> None:
     assert machine._memory_gib(tmp_path) == 0.5
     (tmp_path / "memory.max").write_text(f"{10**18}\n")
     assert machine._memory_gib(tmp_path) == whole
+
+
+def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_a_folder").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert installed("json") and not installed("only_a_folder") and not installed("no_such_package_anywhere")

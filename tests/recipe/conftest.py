@@ -233,6 +233,17 @@ rollout:
       eta_cutoff: 0.002
       no_repeat_ngram_size: 4
       suppress_tokens: [5]
+  vllm:
+    tensor_parallel: 2
+    memory_share: 0.4
+    process: inside
+    max_model_tokens: 128
+    max_sequences: 64
+    sleep: 1
+    seeds: engine
+    lora: merged
+    check_weights: false
+    options: {block_size: 32}
 rewards:
   math:
     combine:

@@ -35,7 +35,7 @@ def test_a_key() -> None:
 def test_a_required_key_and_one_with_values_to_come() -> None:
     assert "default  none: the key is needed" in explain("models.policy.path")
     text = explain("rollout.engine")
-    assert "takes    auto, hf or fake\n" in text and "not yet  vllm, sglang, diffusers\n" in text
+    assert "takes    auto, hf, fake or vllm\n" in text and "not yet  sglang, diffusers\n" in text
 
 
 @pytest.mark.parametrize("path", ["data.train.path", "data.train[].path", "data.train[3].path", "data.train.0.path"])
@@ -81,7 +81,7 @@ def test_every_key_rule_and_code_has_a_page() -> None:
         ("group-of-on", "did you mean `group-of-one`?"),
         ("rewards.math.parts.wieght", "did you mean `rewards.LABEL.parts[].weight`?"),
         ("reward", "did you mean `rewards` or `reward_shaping` or `eval.rewards`?"),
-        ("path", "did you mean `models.policy.path` or `models.teacher.path` or `models.scorers.NAME.path` or `data.train[].path` or "
+        ("path", "did you mean `models.policy.path` or `models.scorers.NAME.path` or `models.teacher.path` or `data.train[].path` or "
          "`data.eval.NAME.path` or `train.supervised.data.path`?"),
         ("temperatur", "did you mean `models.scorers.NAME.temperature` or `data.eval.NAME.sampling.temperature` or `rollout.temperature` or "
          "`rollout.by_label.LABEL.temperature` or `eval.temperature`?"),

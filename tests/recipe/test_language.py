@@ -139,6 +139,7 @@ ADDED = {
     "rollout.structured.regex",
     "rollout.structured.json_schema",
     "rollout.hf.continuous",
+    *(f"rollout.vllm.{key}" for key in ("seeds", "lora", "check_weights")),
     "rollout.hf.options",
     "rollout.hf.options.typical_p",
     "rollout.hf.options.epsilon_cutoff",

@@ -134,7 +134,7 @@ def test_every_key_of_the_shipped_recipes_misspelt(recipe: Path, problems_of: Pr
         ("rollout: {max-new-tokens: 8}", "did you mean `max_new_tokens`?"),
         ("rollout: {Temperature: 1}", "did you mean `temperature`?"),
         ("rollout: {top_: 1}", "did you mean `top_p` or `top_k`?"),
-        ("rollout: {vlm: {}}", "did you mean `vllm`, which is not yet supported?"),
+        ("rollout: {vllm: {srver: {}}}", "did you mean `server`, which is not yet supported?"),
         ("temperature: 1", "`temperature` belongs in rollout or eval"),
         ("rollout.temperature: 1", "write it as a section: `rollout: {temperature: ...}`"),
         ("algorithm: {seed: 1}", "`seed` belongs in the top level"),

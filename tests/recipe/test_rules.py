@@ -498,6 +498,21 @@ BREACHES = [
     ),
     ("launch-environment", ["launch.env={HF_TOKEN: x}"], "launch.env.HF_TOKEN", "`HF_TOKEN` looks like a secret"),
     ("launch-environment", ["launch.env={RANK: '1'}"], "launch.env.RANK", "`RANK` is set by the launcher for each rank"),
+    (
+        "vllm-arguments",
+        ["rollout.vllm.options={gpu_memory_utilization: 0.5}"],
+        "rollout.vllm.options.gpu_memory_utilization",
+        "has a key of its own: `rollout.vllm.memory_share`",
+    ),
+    ("vllm-arguments", ["rollout.vllm.options={load_format: auto}"], "rollout.vllm.options.load_format", "`load_format` is not to be chosen"),
+    ("vllm-check", ["rollout.vllm={check_weights: true, tensor_parallel: 2}"], "rollout.vllm.check_weights", "needs `tensor_parallel: 1`"),
+    (
+        "vllm-check",
+        ["rollout.vllm={check_weights: true, options: {quantization: fp8}}"],
+        "rollout.vllm.check_weights",
+        "does not go with a quantised engine",
+    ),
+    ("vllm-sampling", ["rollout={engine: vllm, hf: {options: {typical_p: 0.9}}}"], "rollout.hf.options", "are options of the engine `hf`"),
     ("traced-steps", ["profile.steps=[2, 11]"], "profile.steps", "step 11 is never reached: `train.steps` is 10"),
     *(
         ("spread-of-one", [*ALONE, f"rollout.{key}={value}"], f"rollout.{key}", "needs `samples_per_prompt` of at least 2")

@@ -235,6 +235,14 @@ def test_a_hub_out_of_reach_is_the_machines_fault(recipe: Callable[..., Path]) -
     assert caught.value.exit_code == EXIT_MACHINE
 
 
+def test_an_engine_that_is_not_installed(recipe: Callable[..., Path]) -> None:
+    """Said by name when it is asked for; `auto` goes on without it."""
+    with pytest.raises(MachineError, match="needs the package `vllm`") as caught:
+        plan(recipe(), "rollout.engine=vllm")
+    assert caught.value.hint == "pip install 'rftcli[vllm]'"
+    assert plan(recipe()).plan.rollout.engine == "hf"
+
+
 def test_a_reference_is_looked_at_only_where_it_is_needed(recipe: Callable[..., Path]) -> None:
     unused = plan(recipe(), "models.reference.from=./neither").plan
     assert unused.reference is None

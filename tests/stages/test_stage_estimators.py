@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from rftcli.stages.collect import Collected, collect
 from rftcli.stages.credit import Credited, credit
 from rftcli.stages.records import records_of, reward_metrics
 from rftcli.stages.twins import GREEDY, asked_samples, with_twin_apart
-from rftcli.types import Batch, Completion, Experience, FinishReason, Group, PartScore, Prompt
+from rftcli.types import Batch, Completion, Experience, FinishReason, Group, PartScore, Prompt, Shaped
 
 PAIR = {0: [1.0, 0.0, 0.0, 0.0], 1: [1.0] * 4}
 """A group with spread and one without."""
@@ -151,7 +152,8 @@ def parts_group(made: SimpleNamespace, draw: int, penalties: Sequence[float] = (
         parts = [PartScore(name=name, value=value, weight=1.0, seconds=0.0) for name, value in (("a", first), ("b", second))]
         silent = PartScore(name="c", value=None, weight=1.0, seconds=0.0)
         logged = PartScore(name="d", value=float(index), weight=0.0, seconds=0.0)
-        samples.append(made.sample(draw, index, first + second + penalty, parts=[*parts, silent, logged]))
+        sample = made.sample(draw, index, first + second + penalty, parts=[*parts, silent, logged])
+        samples.append(replace(sample, shaped=Shaped(combined=first + second, penalty=penalty)))
     return Group(prompt=made.prompt(draw), samples=tuple(samples))
 
 

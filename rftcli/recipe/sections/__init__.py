@@ -26,6 +26,7 @@ from rftcli.recipe.sections.scorers import JudgeScore, Placement, ScorerModel
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.teacher import TeacherModel
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
+from rftcli.recipe.sections.vllm import VllmEngine
 
 
 class Recipe(Section):
@@ -121,5 +122,6 @@ __all__ = [
     "Track",
     "Train",
     "TrainSource",
+    "VllmEngine",
     "Wandb",
 ]

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, NonNegative, Options, Section, Share, Text
 from rftcli.recipe.sections.sampling import Dynamic, Keep, LabelSampling, OverSample, Replay
+from rftcli.recipe.sections.vllm import VllmEngine
 
 
 class Penalties(Section):
@@ -49,7 +50,10 @@ class HfEngine(Section):
 class Rollout(Section):
     """How completions are sampled for training."""
 
-    engine: Literal["auto", "hf", "fake"] = Field("auto", description="Engine that samples; `fake` needs no model and is meant for tests.")
+    engine: Literal["auto", "hf", "fake", "vllm"] = Field(
+        "auto",
+        description="Engine that samples; `auto` is vllm where it is installed and there is a GPU, else hf; `fake` needs no model and is for tests.",
+    )
     samples_per_prompt: Count = Field(8, description="Completions of each prompt: the size of a group.")
     max_prompt_tokens: Count = Field(1024, description="Longest prompt in tokens.")
     max_new_tokens: Literal["auto"] | Count = Field(
@@ -78,3 +82,4 @@ class Rollout(Section):
     keep: Keep | None = Field(None, description="Trains on the best and worst completions of a prompt alone.")
     replay: Replay | None = Field(None, description="Brings prompts without signal back in later steps.")
     hf: HfEngine = Field(default_factory=HfEngine, description="Settings of the `hf` engine.")
+    vllm: VllmEngine = Field(default_factory=VllmEngine, description="Settings of the `vllm` engine.")

@@ -1,0 +1,302 @@
+"""Generation by vLLM inside the training ranks: the engine that is fast on GPUs.
+
+An engine lives in the trainer's process (or one in every few consecutive ranks, tensor parallel) and takes new weights in place. It is started with
+random weights: the first push comes before the first rollout, always, and a push that did not end leaves an engine that refuses to sample.
+
+Token ids go in and come out; text is the tokenizer's, as in the other engines. All samples of a group stand next to each other, so its prompt is
+computed once and found in the prefix cache by the others.
+
+Promise: the key (seed, draw, sample) decides the noise where rows have seeds of their own (`seeded`). The last bits of scores depend on what is
+decoded together, so samples are not promised to repeat. What it leaves out: servers, and starting the engine (`start`) at the right moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+
+from rftcli.engines import vllm_settings, vllm_weights
+from rftcli.engines.finish import StopRule, completion, is_greedy, stop_rule
+from rftcli.errors import MachineError, RftError, UsageError
+from rftcli.protocols import Weights, World
+from rftcli.types import Completion, FinishReason, Request, SamplingSettings
+
+REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+QUIET = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.model_executor.model_loader.reload.inplace")
+"""They warn at every push of layers without weights of their own: rotary tables, a head that shares the embedding's."""
+FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
+"""Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One sample as the engine needs it. `request` None: it is another rank's of the same engine."""
+
+    prefix: tuple[int, ...]
+    """Prompt and what an earlier rollout has sampled."""
+    draw: int
+    sample: int
+    done: int
+    request: Request | None = None
+
+
+class VLLMSampler:
+    """`protocols.Sampler` over a running `vllm.LLM`.
+
+    `model` is the trainer's, for names and buffers. `world` and `tensor_parallel`: which consecutive ranks share the engine. `seeded`: rows have
+    seeds of their own. `newest` tells the trainer's version: an engine that is behind refuses to sample. `check`: compare weights after every push;
+    `checkable`: after the first.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        params: Callable[..., Any],
+        fields: Sequence[str],
+        model: Any,
+        tokenizer: Any,
+        eos_ids: Sequence[int],
+        *,
+        world: World,
+        tensor_parallel: int = 1,
+        seeded: bool,
+        sleep: int = 0,
+        check: bool = False,
+        checkable: bool = True,
+        dtype: torch.dtype,
+        device: torch.device,
+        newest: Callable[[], int] | None = None,
+    ) -> None:
+        self.version: int | None = None
+        self._llm, self._params, self._fields = llm, params, fields
+        self._model, self._tokenizer, self._eos_ids = model, tokenizer, tuple(eos_ids)
+        self._decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+        self._world, self._together = world, tensor_parallel
+        self._seeded, self._level, self._check, self._unproved = seeded, sleep, check, checkable
+        self._dtype, self._device, self._newest = dtype, device, newest
+        self._asleep: set[str] = set()
+        self._numbers = count()
+
+    # Sampler
+
+    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> Iterator[Completion]:
+        """Completions as they finish. Collective over the ranks of one engine, and all ranks have to call it equally often where engines are shared.
+
+        Raises RftError for an engine without the trainer's newest weights, UsageError for an empty prompt and for what vLLM cannot do.
+        """
+        version = self._current()
+        for request in requests:
+            if not request.prompt.token_ids:
+                raise UsageError(f"prompt {request.prompt.row_id} has no tokens", hint="every row needs a prompt of at least one token")
+        rule = stop_rule(settings, self._eos_ids, self._decode)
+        mine: list[_Row] = []
+        for request in requests:
+            for sample in request.samples:
+                row = _row(request, sample)
+                earlier = row.prefix[len(request.prompt.token_ids) :]
+                finish = rule.finished(earlier)
+                if finish is None:
+                    mine.append(row)
+                else:
+                    yield self._completed(row, (), None, finish, settings, version)
+        rows = self._united(mine)
+        if rows:
+            self._wake()
+            with _own_randomness(self._device, vllm_settings.rollout_seed(settings.seed, [row.draw for row in rows])):
+                yield from self._run(rows, settings, rule, version)
+
+    def load(self, weights: Weights, version: int) -> None:
+        """Take over weights in place. RftError where they do not arrive; the engine then has none."""
+        self.version = None
+        self._wake("weights")
+        with _own_randomness(self._device):
+            vllm_weights.push(self._llm, weights, dtype=self._dtype, model=self._model, check=self._check or self._unproved)
+        self._unproved = False
+        self._llm.reset_prefix_cache()
+        self.version = version
+
+    def sleep(self) -> None:
+        """As much as the plan says. Weights that were given up have to be pushed before the next `generate`."""
+        if self._level and not self._asleep:
+            self._llm.sleep(level=self._level)
+            self._asleep = {"weights", "kv_cache"}
+            if self._level == 2:
+                self.version = None
+
+    def close(self) -> None:
+        """No more samples. The engine itself ends with its process: its own shutdown would destroy the process group, which is the trainer's too."""
+        self.version = None
+
+    # its parts
+
+    def _current(self) -> int:
+        newest = None if self._newest is None else self._newest()
+        if self.version is None:
+            raise RftError("the engine has no weights yet: they are pushed before it samples")
+        if newest is not None and newest != self.version:
+            raise RftError(f"the engine has the weights of version {self.version}, the trainer is at {newest}")
+        return self.version
+
+    def _wake(self, *tags: str) -> None:
+        """Weights alone for a push; everything before sampling."""
+        due = sorted(self._asleep & set(tags)) if tags else sorted(self._asleep, reverse=True)  # weights before cache
+        for tag in due:
+            self._llm.wake_up(tags=[tag])
+        self._asleep -= set(due)
+
+    def _united(self, mine: Sequence[_Row]) -> list[_Row]:
+        """The rows of all ranks of this engine, in rank order; the others' without their requests. Collective where engines are shared."""
+        if self._together == 1:
+            return list(mine)
+        told = self._world.gather([(row.prefix, row.draw, row.sample, row.done) for row in mine])
+        first = self._world.rank // self._together * self._together
+        rows: list[_Row] = []
+        for rank in range(first, first + self._together):
+            others = [_Row(prefix=prefix, draw=draw, sample=sample, done=done) for prefix, draw, sample, done in told[rank]]
+            rows += mine if rank == self._world.rank else others
+        return rows
+
+    def _run(self, rows: Sequence[_Row], settings: SamplingSettings, rule: StopRule, version: int) -> Iterator[Completion]:
+        engine, waiting = self._llm.llm_engine, {}
+        shared = vllm_settings.arguments(settings, self._eos_ids, self._tokenizer, self._fields)
+        try:
+            for row in rows:
+                number = f"rft-{next(self._numbers)}"
+                greedy = is_greedy(row.sample, settings)
+                own = vllm_settings.of_row(
+                    shared, settings, draw=row.draw, sample=row.sample, done=row.done, seeded=self._seeded, greedy=greedy
+                )
+                if settings.structured is not None:
+                    own["structured_outputs"] = _form(settings.structured)
+                try:
+                    engine.add_request(number, {"prompt_token_ids": list(row.prefix)}, self._params(**own))
+                except (ValueError, NotImplementedError) as error:
+                    raise UsageError(f"vLLM cannot sample so: {error}", hint="rollout.engine: hf can, with every key of `rollout`") from error
+                waiting[number] = row
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    if not output.finished:
+                        continue
+                    row = waiting.pop(output.request_id)
+                    if row.request is None:
+                        continue
+                    (made,) = output.outputs
+                    finish = REASONS.get(made.finish_reason)
+                    if finish is None:
+                        raise RftError(f"vLLM ended a completion with `{made.finish_reason}`", hint="its log above says why")
+                    logprobs = _sampled(made, greedy=is_greedy(row.sample, settings)) if settings.logprobs else None
+                    yield self._completed(row, tuple(made.token_ids), logprobs, finish, settings, version)
+            if waiting:
+                raise RftError(f"vLLM lost {len(waiting)} completions")
+        finally:
+            if waiting:
+                engine.abort_request(list(waiting))
+
+    def _completed(
+        self, row: _Row, new: tuple[int, ...], logprobs: tuple[float, ...] | None, finish: FinishReason, settings: SamplingSettings, version: int
+    ) -> Completion:
+        request = row.request
+        assert request is not None
+        earlier = request.partial.get(row.sample)
+        before = () if earlier is None else earlier.logprobs
+        known = settings.logprobs and before is not None and (logprobs is not None or not new)
+        return completion(
+            request,
+            row.sample,
+            ids=(*row.prefix[len(request.prompt.token_ids) :], *new),
+            logprobs=(*before, *(logprobs or ())) if known else None,
+            finish=finish,
+            version=version,
+            decode=self._decode,
+        )
+
+
+def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Callable[..., Any], tuple[str, ...], bool]:
+    """(a running engine with random weights, its class of sampling parameters, the names of their fields, whether seeds of rows are free).
+
+    `folder` holds the model's configuration; `arguments` are the plan's (`graphs_up_to`: decode steps of so many rows are captured), `options` the
+    person's. What this vLLM does not know of the first is left out. Raises MachineError where vLLM is missing, UsageError for what it refuses.
+    """
+    try:
+        from vllm import LLM, SamplingParams
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.sampling_params import RequestOutputKind
+    except ImportError as error:
+        raise MachineError(f"rollout.engine vllm needs the package `vllm`: {error}", hint="pip install 'rftcli[vllm]'") from error
+    known = set(EngineArgs.__dataclass_fields__)
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise UsageError(f"rollout.vllm.options: this version of vLLM has no argument `{unknown[0]}`")
+    asked = {name: value for name, value in arguments.items() if name in known} | dict(options)
+    if "graphs_up_to" in arguments:
+        asked["compilation_config"] = _graphs(arguments["graphs_up_to"]) | dict(options.get("compilation_config", {}))
+    with _own_randomness(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")):
+        try:
+            llm = LLM(folder, **asked)
+        except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
+            hint = "`rollout.engine: hf` runs everywhere; memory: `rollout.vllm.memory_share`, `max_sequences`, `max_model_tokens`"
+            raise UsageError(f"vLLM does not start: {str(error).strip()}", hint=hint) from error
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    runner = llm.collective_rpc(_runner_module)[0]
+    params = partial(SamplingParams, output_kind=RequestOutputKind.FINAL_ONLY)
+    return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(FREE_SEEDS)
+
+
+def _graphs(most: int) -> dict[str, Any]:
+    """Graphs for every number of rows up to `most`: by default vLLM stops at 512, and larger batches run without."""
+    from vllm.config import CompilationConfig
+
+    if "max_cudagraph_capture_size" in CompilationConfig.__dataclass_fields__:
+        return {"max_cudagraph_capture_size": most}
+    return {"cudagraph_capture_sizes": [1, 2, 4, *range(8, min(most, 256) + 1, 8), *range(272, most + 1, 16)]}
+
+
+def _runner_module(worker: Any) -> str:
+    return type(worker.model_runner).__module__
+
+
+def _row(request: Request, sample: int) -> _Row:
+    earlier = request.partial.get(sample)
+    ids = () if earlier is None else tuple(earlier.ids)
+    return _Row(prefix=(*request.prompt.token_ids, *ids), draw=request.prompt.draw, sample=sample, done=len(ids), request=request)
+
+
+def _form(structured: Mapping[str, Any]) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return StructuredOutputsParams(regex=structured.get("regex"), json=structured.get("json_schema"))
+
+
+def _sampled(made: Any, *, greedy: bool) -> tuple[float, ...]:
+    """(T,) log-probs of the sampled tokens; a greedy choice is certain."""
+    if greedy:
+        return (0.0,) * len(made.token_ids)
+    found = made.logprobs
+    if hasattr(found, "start_indices"):  # flat: one list for all positions, the sampled token first in each
+        return tuple(found.logprobs[place] for place in found.start_indices)
+    return tuple(entry[token].logprob for entry, token in zip(found, made.token_ids, strict=True))
+
+
+@contextmanager
+def _own_randomness(device: torch.device, seed: int | None = None) -> Iterator[None]:
+    """vLLM draws from, and seeds, the generators of the whole process: they are put back, so that the trainer's stay as they were."""
+    python, numbers = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device.index or 0]):
+        if seed is not None:
+            torch.manual_seed(seed)
+            np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)

@@ -1,0 +1,82 @@
+"""What a recipe's sampling means to vLLM: settings -> arguments of its `SamplingParams`. No torch, no vLLM.
+
+End tokens are given as stop ids and vLLM's own notion of an end token is off, so a completion ends where it does in the other engines. What it leaves
+out: the arguments that belong to one row (`seed`, and what an earlier rollout has sampled already), which `of_row` adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from rftcli.algo.keyed import key64
+from rftcli.engines.words import banned_sequences, bias_ids
+from rftcli.errors import UsageError
+from rftcli.types import SamplingSettings
+
+SEED_BITS = 63
+"""vLLM's seeds are signed 64-bit numbers."""
+
+
+def needs_tokenizer(*, stop: Sequence[str], bad_words: Sequence[str], structured: Mapping[str, Any] | None) -> bool:
+    """Whether the engine itself has to read or write text; else ids go in and out."""
+    return bool(stop or bad_words or structured)
+
+
+def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any, fields: Collection[str]) -> dict[str, Any]:
+    """Arguments that all rows of a call share. `fields`: the names that this vLLM's `SamplingParams` has.
+
+    Raises UsageError for what it cannot do, and for words that the tokenizer cannot spell.
+    """
+    for name in settings.options:
+        raise UsageError(f"the engine vllm has no sampling option `{name}`", hint="rollout.hf.options are of the engine hf")
+    stops = sorted({*settings.stop_token_ids, *(() if settings.ignore_eos else eos_ids)})
+    banned_sequences(settings.bad_words, tokenizer)  # refuses what cannot be spelt, as in the other engines
+    found: dict[str, Any] = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "min_p": settings.min_p,
+        "repetition_penalty": settings.repetition_penalty,
+        "presence_penalty": settings.presence_penalty,
+        "frequency_penalty": settings.frequency_penalty,
+        "logit_bias": bias_ids(settings.logit_bias, tokenizer) or None,
+        "bad_words": list(settings.bad_words) or None,
+        "stop": [text for text in settings.stop if text] or None,
+        "include_stop_str_in_output": True,
+        "stop_token_ids": stops or None,
+        "ignore_eos": True,
+        "detokenize": bool(settings.stop),
+        "skip_special_tokens": False,
+        "max_tokens": settings.max_new_tokens,
+        "min_tokens": settings.min_new_tokens,
+        "logprobs": 0 if settings.logprobs else None,
+    }
+    optional = {"flat_logprobs": settings.logprobs, "skip_clone": True}
+    found |= {name: value for name, value in optional.items() if name in fields}
+    unknown = sorted(set(found) - set(fields))
+    if unknown:
+        raise UsageError(f"this version of vLLM has no sampling argument `{unknown[0]}`", hint="vLLM 0.22 and later have")
+    return found
+
+
+def of_row(shared: Mapping[str, Any], settings: SamplingSettings, *, draw: int, sample: int, done: int, seeded: bool, greedy: bool) -> dict[str, Any]:
+    """The arguments of one row, of which `done` tokens are sampled already."""
+    own: dict[str, Any] = {
+        "max_tokens": settings.max_new_tokens - done,
+        "min_tokens": max(0, settings.min_new_tokens - done),
+        "seed": row_seed(settings.seed, draw, sample, done) if seeded and not greedy else None,
+    }
+    if greedy:
+        own["temperature"] = 0.0
+    return {**shared, **own}
+
+
+def row_seed(seed: int, draw: int, sample: int, done: int = 0) -> int:
+    """A completion that goes on reads another stream than its beginning did."""
+    return key64("vllm", seed, draw, sample, done) >> (64 - SEED_BITS)
+
+
+def rollout_seed(seed: int, draws: Sequence[int]) -> int:
+    """For an engine's own generator: a function of what is sampled, so that a resumed run does not repeat its first noise."""
+    return key64("vllm rollout", seed, *draws) >> (64 - SEED_BITS)

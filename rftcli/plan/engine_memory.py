@@ -1,0 +1,107 @@
+"""How one device is divided between training and an engine that lives beside it, and whether they take turns.
+
+Pure arithmetic over estimates: what is not known to a few per cent (activations, workspaces, fragmentation) has a named constant. Everything is in
+bytes, of one rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rftcli.plan.memory import GIB
+
+USABLE_SHARE = 0.92
+"""Of a device: the rest goes to the CUDA context, NCCL and fragmentation."""
+ENGINE_WORKING_BYTES = 2 * GIB
+"""Graphs, workspaces and activations of the engine at its default prefill budget, beside its scores."""
+SCORE_COPIES = 3
+"""Float32 copies of (sequences, vocabulary) that are alive while tokens are chosen."""
+ACTIVATION_BYTES = 34
+"""Bytes of activations that a layer keeps for each position and hidden unit in 16-bit training with fused attention (2205.05198, section 4.1)."""
+HEAD_BYTES = 3 * 256 * 2**20
+"""Scores of the chunked head: 256 MiB at a time, with their gradient and exponentials."""
+BLOCK_TOKENS = 128
+"""Of a block of the cache on a CPU, the largest in use; a sequence takes whole blocks."""
+CACHE_WORTH_HAVING = 0.25
+"""Share of the wanted cache from which on staying awake beats taking turns: vLLM queues what does not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What the engine wants."""
+
+    weights: float
+    working: float
+    cache_per_token: float
+    sequences: int
+    tokens: int
+    """Of one sequence."""
+
+    @property
+    def cache_wanted(self) -> float:
+        """For all sequences at their longest, and one more: vLLM keeps a block for itself."""
+        return self.cache_per_token * (self.sequences + 1) * self.tokens
+
+    @property
+    def cache_least(self) -> float:
+        """For one sequence at its longest: with less the engine does not start."""
+        return self.cache_per_token * self.tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    sleeps: bool
+    cache: float
+    share: float
+    """Of the device, for everything of the engine."""
+    fits: bool
+    """False: not even one sequence has room."""
+    text: str
+
+
+def engine(
+    *, parameters: int, number_bytes: int, layers: int, key_width: int, vocabulary: int, tensor_parallel: int, sequences: int, tokens: int
+) -> Engine:
+    """`tokens` are rounded up to whole blocks of the cache. `key_width`: heads of keys x width of a head; keys and values have the model's type."""
+    return Engine(
+        weights=number_bytes * parameters / tensor_parallel,
+        working=ENGINE_WORKING_BYTES + SCORE_COPIES * 4 * sequences * vocabulary,
+        cache_per_token=2 * layers * key_width * number_bytes / tensor_parallel,
+        sequences=sequences,
+        tokens=-(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
+    )
+
+
+def activations(*, positions: int, hidden: int, layers: int, number_bytes: int, checkpointing: bool) -> float:
+    """Of one micro-batch of so many positions, with the head's scores. Under checkpointing a layer keeps its input alone, and one is recomputed."""
+    layer = ACTIVATION_BYTES * number_bytes / 2 * positions * hidden
+    kept = layer + number_bytes * positions * hidden * layers if checkpointing else layer * layers
+    return kept + HEAD_BYTES
+
+
+def divide(device: float, training: float, working: float, wanted: Engine, *, share: float | None = None, sleeps: bool | None = None) -> Division:
+    """`training`: state that stays on the device; `working`: what training needs only while it trains. `share` of the device for the engine and
+    `sleeps` decide instead of the arithmetic where they are given."""
+    usable = USABLE_SHARE * device
+    fixed = wanted.weights + wanted.working
+    together = usable - training - working - fixed
+    in_turn = usable - training - fixed
+    if share is not None:
+        cache = share * device - fixed
+        sleeps = cache > together if sleeps is None else sleeps
+    else:
+        if sleeps is None:
+            sleeps = together < max(wanted.cache_least, CACHE_WORTH_HAVING * wanted.cache_wanted)
+        cache = min(wanted.cache_wanted, in_turn if sleeps else together)
+    fits = cache >= wanted.cache_least and cache <= (in_turn if sleeps else together)
+    how = "they take turns" if sleeps else "all of it fits at once"
+    text = (
+        f"{_gib(training)} of training state and {_gib(working)} while it trains; engine {_gib(wanted.weights)} of weights, "
+        f"{_gib(wanted.working)} to work in, {_gib(max(0.0, cache))} of cache ({_gib(wanted.cache_wanted)} would hold {wanted.sequences} sequences "
+        f"of {wanted.tokens} tokens); {how if fits else 'that does not fit'} in {USABLE_SHARE:.0%} of {_gib(device)}"
+    )
+    return Division(sleeps=sleeps, cache=cache, share=(fixed + cache) / device, fits=fits, text=text)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"

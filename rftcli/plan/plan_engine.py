@@ -1,0 +1,36 @@
+"""Record of a plan about its engine, where that is more than a module beside the trainer's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmPlan:
+    """One engine of vLLM in every `tensor_parallel` consecutive ranks."""
+
+    tensor_parallel: int
+    max_model_tokens: int
+    """Longest prompt and completion together."""
+    max_sequences: int
+    """Completions that one engine works on at a time; graphs are captured up to here."""
+    memory_share: float | None
+    """Of the device's memory, for the engine's weights, cache and working memory; None: the cache has a size of its own and nothing else is set."""
+    cache_bytes: int | None
+    """Of the key-value cache of one rank; None: what `memory_share` leaves."""
+    sleep: int
+    """What is given back while the policy is trained: 0 nothing, 1 the cache, with the weights in CPU memory, 2 both."""
+    graphs: bool
+    """Decode steps are captured as CUDA graphs."""
+    seeds: str
+    """request: every completion has a seed of its own. engine: one generator, seeded for each rollout. auto: request where it is free."""
+    check_weights: bool
+    """The engine's weights are compared with the trainer's after every update, not only after the first push."""
+    process: str = "inside"
+    lora: str = "merged"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of `vllm.LLM`."""
+    memory: str = ""
+    """How the memory was divided, in words."""

@@ -1,0 +1,277 @@
+"""The engine's side that needs no vLLM: which requests it gets, what becomes of its answers, when it refuses. A small stand-in has vLLM's interface.
+
+Runs with the real one are in `tests/with_vllm`.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rank_threads import on_ranks
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
+
+from rftcli.engines.vllm import VLLMSampler, _own_randomness
+from rftcli.engines.vllm_weights import Sums, bit_sum, compare, file_form, fused_name, push
+from rftcli.errors import RftError, UsageError
+from rftcli.runtime.world import SoloWorld
+from rftcli.types import FinishReason, SamplingSettings, TokenTrace
+
+FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "stop",
+    "include_stop_str_in_output", "stop_token_ids", "ignore_eos", "detokenize", "skip_special_tokens", "max_tokens", "min_tokens", "logprobs",
+)  # fmt: skip
+
+
+class Fused(nn.Module):
+    """An engine's model: q and k of the trainer's in one parameter."""
+
+    packed_modules_mapping = {"qk": ["q", "k"]}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qk = nn.Linear(3, 4, bias=False)
+        self.norm = nn.Parameter(torch.zeros(3))
+        self.drops: str | None = None
+
+    def load_weights(self, weights) -> set[str]:
+        loaded = set()
+        for name, tensor in weights:
+            if name == self.drops:
+                continue
+            if name == "norm":
+                self.norm.data.copy_(tensor)
+                loaded.add("norm")
+            else:
+                self.qk.weight.data[0 if name.startswith("q") else 2 :][:2].copy_(tensor)
+                loaded.add("qk.weight")
+        return loaded
+
+
+class StandIn:
+    """Answers each request with its last id + 1, + 2, ... up to `max_tokens`, one request a step, newest first."""
+
+    def __init__(self) -> None:
+        self.model = Fused()
+        self.asked: dict[str, tuple[list[int], dict]] = {}
+        self.open: list[str] = []
+        self.calls: list[str] = []
+        self.reason: str | None = None
+        self.llm_engine = self
+
+    def apply_model(self, function):
+        return [function(self.model)]
+
+    def add_request(self, number, prompt, params) -> None:
+        if params.get("top_k") == 13:
+            raise ValueError("13 is not sampled here")
+        self.asked[number] = (prompt["prompt_token_ids"], params)
+        self.open.append(number)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.open)
+
+    def step(self):
+        number = self.open.pop()
+        prompt, params = self.asked[number]
+        ids = [prompt[-1] + 1 + place for place in range(params["max_tokens"])]
+        entries = [{token: SimpleNamespace(logprob=-float(token))} for token in ids] if params["logprobs"] is not None else None
+        made = SimpleNamespace(token_ids=ids, logprobs=entries, finish_reason=self.reason or "length")
+        return [SimpleNamespace(request_id=number, finished=True, outputs=[made])]
+
+    def abort_request(self, numbers) -> None:
+        self.calls.append(f"abort {len(numbers)}")
+        self.open.clear()
+
+    def reset_prefix_cache(self) -> None:
+        self.calls.append("reset")
+
+    def sleep(self, level) -> None:
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self, tags) -> None:
+        self.calls.extend(f"wake {tag}" for tag in tags)
+
+
+TRAINED = {"q.weight": torch.arange(6.0).view(2, 3), "k.weight": -torch.ones(2, 3), "norm": torch.tensor([0.5, -0.0, 2.0])}
+
+
+def make(kit, llm=None, world=None, **changes) -> VLLMSampler:
+    settings = {"seeded": True, "dtype": torch.float32, "device": torch.device("cpu"), **changes}
+    tokenizer = kit.build_tokenizer(40)
+    return VLLMSampler(llm or StandIn(), dict, FIELDS, nn.Module(), tokenizer, (kit.EOS,), world=world or SoloWorld(), **settings)
+
+
+def loaded(kit, llm=None, **changes) -> VLLMSampler:
+    sampler = make(kit, llm, **changes)
+    sampler.load(TRAINED.items(), 3)
+    return sampler
+
+
+def settings(**changes) -> SamplingSettings:
+    return SamplingSettings(**{"max_new_tokens": 3, "seed": 0, **changes})
+
+
+def test_every_sample_once_group_by_group_with_the_version(kit) -> None:
+    llm = StandIn()
+    requests = [kit.make_request(4, [5, 6]), kit.make_request(9, [7], (0, 1))]
+    made = list(loaded(kit, llm).generate(requests, settings(logprobs=True)))
+    assert {(one.prompt.draw, one.sample) for one in made} == {(4, 0), (4, 1), (4, 2), (4, 3), (9, 0), (9, 1)} and len(made) == 6
+    assert [prompt for prompt, _ in llm.asked.values()] == [[5, 6]] * 4 + [[7]] * 2  # a group stands together: its prompt is cached
+    assert len({params["seed"] for _, params in llm.asked.values()}) == 6
+    one = next(one for one in made if one.prompt.draw == 9)
+    assert (one.trace.ids, one.trace.logprobs, one.finish, one.policy_version) == ((8, 9, 10), (-8.0, -9.0, -10.0), FinishReason.LENGTH, 3)
+    assert one.trace.segments == ((0, 3),)
+
+
+def test_an_earlier_part_is_gone_on_with(kit) -> None:
+    llm = StandIn()
+    earlier = {
+        0: TokenTrace(ids=(11, 12), logprobs=(-1.0, -2.0), segments=((0, 1),)),
+        1: TokenTrace(ids=(11, 12, 13), logprobs=None, segments=((0, 1),)),
+    }
+    made = {one.sample: one for one in loaded(kit, llm).generate([kit.make_request(4, [5], (0, 1), partial=earlier)], settings(logprobs=True))}
+    assert (made[0].trace.ids, made[0].trace.logprobs, made[0].trace.segments) == ((11, 12, 13), (-1.0, -2.0, -13.0), ((0, 1), (2, 3)))
+    assert (made[1].trace.ids, made[1].trace.logprobs, made[1].finish) == ((11, 12, 13), None, FinishReason.LENGTH)  # it was complete
+    assert [prompt for prompt, _ in llm.asked.values()] == [[5, 11, 12]]
+
+
+def test_an_engine_without_the_newest_weights_refuses(kit) -> None:
+    with pytest.raises(RftError, match="no weights yet"):
+        next(make(kit).generate([kit.make_request(0, [5])], settings()))
+    sampler = loaded(kit, newest=lambda: 4)
+    with pytest.raises(RftError, match="version 3, the trainer is at 4"):
+        next(sampler.generate([kit.make_request(0, [5])], settings()))
+
+
+def test_a_push_that_did_not_end_leaves_no_weights(kit) -> None:
+    llm = StandIn()
+    sampler = loaded(kit, llm)
+    llm.model.drops = "norm"
+    with pytest.raises(RftError, match="1 weights did not arrive in the engine, the first is `norm`"):
+        sampler.load(TRAINED.items(), 4)
+    with pytest.raises(RftError, match="no weights yet"):
+        next(sampler.generate([kit.make_request(0, [5])], settings()))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_weights_wake_before_the_cache(kit, level: int) -> None:
+    llm = StandIn()
+    sampler = loaded(kit, llm, sleep=level)
+    llm.calls.clear()
+    sampler.sleep()
+    sampler.sleep()
+    if level == 2:
+        with pytest.raises(RftError, match="no weights yet"):
+            next(sampler.generate([kit.make_request(0, [5])], settings()))
+    sampler.load(TRAINED.items(), 4)
+    list(sampler.generate([kit.make_request(0, [5], (0,))], settings()))
+    assert llm.calls == [f"sleep {level}", "wake weights", "reset", "wake kv_cache"]
+
+
+def test_an_engine_that_is_not_to_sleep_stays_awake(kit) -> None:
+    llm = StandIn()
+    loaded(kit, llm).sleep()
+    assert llm.calls == ["reset"]
+
+
+def test_a_caller_that_leaves_early_leaves_nothing_behind(kit) -> None:
+    llm = StandIn()
+    completions = loaded(kit, llm).generate([kit.make_request(0, [5])], settings())
+    next(completions)
+    completions.close()
+    assert llm.calls == ["reset", "abort 3"] and not llm.open
+
+
+def test_what_vllm_refuses_is_an_error_of_the_recipe(kit) -> None:
+    with pytest.raises(UsageError, match="vLLM cannot sample so: 13 is not sampled here"):
+        list(loaded(kit).generate([kit.make_request(0, [5])], settings(top_k=13)))
+    with pytest.raises(UsageError, match="has no tokens"):
+        list(loaded(kit).generate([kit.make_request(0, [])], settings()))
+    llm = StandIn()
+    llm.reason = "error"
+    with pytest.raises(RftError, match="ended a completion with `error`"):
+        list(loaded(kit, llm).generate([kit.make_request(0, [5])], settings()))
+
+
+def test_ranks_of_one_engine_give_it_the_same_requests_and_keep_their_own(kit) -> None:
+    """Two engines over two ranks each: every rank of an engine asks for the same rows in the same order."""
+
+    def work(world):
+        llm = StandIn()
+        requests = [kit.make_request(10 * world.rank, [5 + world.rank], (0, 1))] if world.rank != 1 else []
+        made = list(loaded(kit, llm, world=world, tensor_parallel=2, checkable=False).generate(requests, settings()))
+        return [(one.prompt.draw, one.sample) for one in made], [(prompt, params["seed"]) for prompt, params in llm.asked.values()]
+
+    results = on_ranks(4, work)
+    assert [sorted(made) for made, _ in results] == [[(0, 0), (0, 1)], [], [(20, 0), (20, 1)], [(30, 0), (30, 1)]]
+    assert results[0][1] == results[1][1] and len(results[0][1]) == 2
+    assert results[2][1] == results[3][1] and [prompt for prompt, _ in results[2][1]] == [[7], [7], [8], [8]]
+
+
+def test_the_trainers_generators_stay_as_they_were(kit) -> None:
+    sampler = loaded(kit)
+    torch.manual_seed(5)
+    random.seed(5)
+    before, python = torch.get_rng_state(), random.getstate()
+    list(sampler.generate([kit.make_request(0, [5])], settings()))
+    with _own_randomness(torch.device("cpu"), 1):
+        torch.rand(3)
+        random.random()
+    assert torch.equal(torch.get_rng_state(), before) and random.getstate() == python
+
+
+def test_bits_are_summed_exactly_in_any_order() -> None:
+    numbers = torch.randn(64, dtype=torch.bfloat16)
+    assert bit_sum(numbers) == bit_sum(numbers.flip(0)) == bit_sum(numbers[:20]) + bit_sum(numbers[20:])
+    assert bit_sum(torch.tensor([0.0])) == bit_sum(torch.tensor([-0.0])) == 0
+    changed = numbers.clone()
+    changed[3] = torch.nextafter(changed[3], torch.tensor(100.0, dtype=torch.bfloat16))
+    assert abs(bit_sum(changed) - bit_sum(numbers)) == 1
+
+
+def test_fused_weights_are_proved_and_a_difference_is_named() -> None:
+    llm = StandIn()
+    push(llm, TRAINED.items(), dtype=torch.float32, model=nn.Module(), check=True)
+    llm.model.drops = "k.weight"
+    stale = {**TRAINED, "k.weight": TRAINED["k.weight"] + 1}
+    with pytest.raises(RftError, match=r"1 weights differ, the first is `qk\.weight`"):
+        push(llm, stale.items(), dtype=torch.float32, model=nn.Module(), check=True)
+    push(llm, stale.items(), dtype=torch.float32, model=nn.Module(), check=False)  # nobody looks
+
+
+def test_weights_of_another_type_are_compared_as_they_arrive() -> None:
+    llm = StandIn()
+    llm.model.to(torch.bfloat16)
+    push(llm, {name: tensor + 1 / 3 for name, tensor in TRAINED.items()}.items(), dtype=torch.bfloat16, model=nn.Module(), check=True)
+
+
+def test_names_of_fused_layers() -> None:
+    assert fused_name("model.layers.0.self_attn.q_proj.weight", {"qkv_proj": ["q_proj", "k_proj"]}) == "model.layers.0.self_attn.qkv_proj.weight"
+    with pytest.raises(RftError, match="the sums over all weights differ"):
+        compare(Sums({"a": 1}), Sums({"b": 2}), {})
+    compare(Sums({"a": 1, "b": 4}), Sums({"c": 5}), {})  # other names, the same numbers
+
+
+def test_the_model_says_what_belongs_into_its_files() -> None:
+    """A buffer of a checkpoint goes along, one that is computed does not."""
+    module = nn.Module()
+    module.register_buffer("bias", torch.ones(2))
+    module.register_buffer("angles", torch.ones(2), persistent=False)
+    assert [name for name, _ in file_form(module, [])] == ["bias"]
+
+
+@pytest.mark.parametrize("config", [Qwen3MoeConfig, MixtralConfig, LlamaConfig], ids=lambda config: config.__name__)
+def test_names_and_pieces_are_those_of_the_models_files(config, tmp_path) -> None:
+    """transformers joins experts at load; vLLM's loaders read the pieces that `save_pretrained` writes."""
+    shape = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {} if config is LlamaConfig else {"num_experts": 3, "num_local_experts": 3, "moe_intermediate_size": 16, "num_experts_per_tok": 1}
+    model = AutoModelForCausalLM.from_config(config(vocab_size=64, tie_word_embeddings=False, **shape, **experts))
+    model.save_pretrained(tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    given = dict(file_form(model, ((name, parameter.data) for name, parameter in model.named_parameters())))
+    assert given.keys() == written.keys() and all(torch.equal(given[name], written[name]) for name in written)

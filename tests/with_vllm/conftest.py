@@ -1,0 +1,31 @@
+"""Tests with the real vLLM: `make test-vllm`, in an environment of its own. The usual suite does not come here.
+
+Models are tiny, everything runs on a CPU; an engine takes 10 to 40 seconds to start, so one is shared by a module's tests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="`make test-vllm` has it")
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_SECONDS = 540
+
+
+@pytest.fixture
+def rft(tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Run one `rft` command to its end: (exit code, all it said)."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "rftcli", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+        return done.returncode, done.stdout[-4000:] + done.stderr[-4000:]
+
+    return run
