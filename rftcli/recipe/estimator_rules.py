@@ -69,6 +69,17 @@ def sums_of_parts(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         yield Finding(path=place, message="must be `loss` for `gdpo`", reason=reason, reads=(KIND, ("algorithm", "kl", "coefficient")))
 
 
+def std_unused(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    advantage = recipe.algorithm.advantage
+    if advantage.std == "batch" and not (advantage.kind == "grpo" and advantage.normalise_std):
+        without = f"`{advantage.kind}`" if advantage.kind != "grpo" else "`normalise_std: false`"
+        yield Finding(
+            path=("algorithm", "advantage", "std"),
+            message=f"has no effect with {without}",
+            reads=(("algorithm", "advantage", "kind"), ("algorithm", "advantage", "normalise_std")),
+        )
+
+
 def teacher(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     advantage, found, path = recipe.algorithm.advantage, recipe.models.teacher, (*ADVANTAGE, "distill_coefficient")
     if found is None:

@@ -114,17 +114,6 @@ def _min_lr(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         yield Finding(path=path, message="has no effect on a constant schedule", reason="use linear or cosine", reads=reads)
 
 
-def _std_unused(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    advantage = recipe.algorithm.advantage
-    if advantage.std == "batch" and not (advantage.kind == "grpo" and advantage.normalise_std):
-        without = f"`{advantage.kind}`" if advantage.kind != "grpo" else "`normalise_std: false`"
-        yield Finding(
-            path=("algorithm", "advantage", "std"),
-            message=f"has no effect with {without}",
-            reads=(("algorithm", "advantage", "kind"), ("algorithm", "advantage", "normalise_std")),
-        )
-
-
 RULES: dict[str, Rule] = {
     "run-length": Rule(
         about=("train.steps", "train.data_passes"), text="Exactly one of `steps` and `data_passes` says how long to train.", check=_length
@@ -252,6 +241,10 @@ RULES: dict[str, Rule] = {
     "vllm-sampling": Rule(
         about=("rollout.engine", "rollout.hf.options"), text="`hf.options` are sampling options of the engine `hf`.", check=vllm_rules.hf_sampling
     ),
+    "vllm-together": Rule(
+        about=("rollout.vllm.tensor_parallel", "rollout.by_label", "rollout.over_sample"), text="Ranks of one engine call it alike.",
+        check=vllm_rules.together,
+    ),
     "warmup": Rule(
         about=("train.optimizer.warmup_steps", "train.steps", "train.optimizer.schedule_steps"),
         text="The warm-up ends before the schedule does.",
@@ -265,7 +258,7 @@ RULES: dict[str, Rule] = {
     "std-unused": Rule(
         about=("algorithm.advantage.std", "algorithm.advantage.normalise_std"),
         text="`std: batch` needs grpo with `normalise_std`.",
-        check=_std_unused,
+        check=estimator_rules.std_unused,
     ),
     **{code: Rule(about=about, text=text, check=check) for code, (about, text, check) in estimator_rules.ROWS.items()},
     "micro-batch-twice": Rule(

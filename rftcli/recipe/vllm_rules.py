@@ -61,3 +61,15 @@ def hf_sampling(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
             reads=(("rollout", "engine"),),
             at_key=True,
         )
+
+
+def together(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    """Ranks that share an engine call it equally often."""
+    rollout = recipe.rollout
+    if rollout.vllm.tensor_parallel == 1:
+        return
+    for name, used in (("by_label", bool(rollout.by_label)), ("over_sample", rollout.over_sample is not None)):
+        if used:
+            reason = "how often a rank calls the engine would depend on its own prompts, and the others would wait"
+            reads = (("rollout", "vllm", "tensor_parallel"),)
+            yield Finding(path=("rollout", name), message="needs `rollout.vllm.tensor_parallel: 1`", reason=reason, reads=reads, at_key=True)

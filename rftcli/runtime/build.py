@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,7 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
-from rftcli.algo.own_loss import own_loss as call_own_loss
 from rftcli.data.prompts import PromptBuilder
-from rftcli.data.rows import RowReader, read_rows
 from rftcli.data.source import PromptSource
 from rftcli.engines.shaping import rules_of
 from rftcli.engines.table import sampler_class
@@ -31,7 +27,6 @@ from rftcli.protocols import Roles, Sampler, Stateful, World
 from rftcli.rewards.answers import Answers
 from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.literals import hidden_literals
-from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime import engine_probe
 from rftcli.runtime.card import Latest, card
@@ -41,12 +36,12 @@ from rftcli.runtime.deadline import Boundary, TimeLimits
 from rftcli.runtime.early_stop import EarlyStop
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.entropy_control import EntropyControl
+from rftcli.runtime.inputs import bound_loss, make_answers, make_desk, make_eval_scorer, make_eval_sets, make_scorer, make_source, search_paths
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
 from rftcli.runtime.memory import make_memory, remembered
 from rftcli.runtime.models import keep_mean, load_whole, make_policy, make_reference, make_tokenizer
 from rftcli.runtime.own_estimator import load_estimator
-from rftcli.runtime.own_loss import load_loss
 from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.scorers import fill_desk
@@ -244,70 +239,6 @@ def make_sampler(plan: Plan, model: Any, tokenizer: Any, ends: tuple[int, ...], 
     rollout = plan.rollout
     sizes = {"batch_rows": rollout.batch_rows, "batch_tokens": rollout.batch_tokens, "continuous": rollout.continuous}
     return cls(model, tokenizer, ends, pad_id=pad_id, device=device, owns_weights=owns_weights, **sizes)
-
-
-def search_paths(plan: Plan, checkpoint: Path | None = None) -> list[Path]:
-    """Where user modules and relative files are looked for: the recipe's folder, then the copies in the checkpoint."""
-    paths = [Path(plan.rewards.search_path)]
-    if checkpoint is not None:
-        paths.append(checkpoint / "reward_sources")
-    return paths
-
-
-def make_source(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> PromptSource:
-    """The training prompts; streamed sets are opened when their first row is drawn."""
-    sets = [(spec, partial(RowReader, spec, paths) if spec.streaming else read_rows(spec, paths)) for spec in plan.data.train]
-    return PromptSource(sets, builder, seed=plan.data.seed, shuffle=plan.data.shuffle)
-
-
-def make_eval_sets(plan: Plan, builder: PromptBuilder, paths: list[Path]) -> list[EvalSet]:
-    sets = []
-    for spec in plan.data.eval:
-        source = PromptSource([(spec, read_rows(spec, paths))], builder, seed=plan.seed, shuffle=False)
-        assert source.num_rows is not None, "evaluation sets are read whole"
-        sets.append(EvalSet(name=spec.name, prompts=source.draw(0, source.num_rows), samples_per_prompt=spec.samples_per_prompt))
-    return sets
-
-
-def make_desk(plan: Plan) -> Desk:
-    """Where parts ask scorers; filled when models are loaded."""
-    return Desk(spec.name for spec in plan.scorers)
-
-
-def make_eval_scorer(plan: Plan, paths: list[Path], desk: Desk) -> RewardTable:
-    return make_scorer(replace(plan, rewards=plan.eval_rewards), paths, desk)
-
-
-def make_answers(plan: Plan) -> Answers:
-    return Answers(plan.eval_rewards.labels, score_prefill=plan.eval_rewards.score_prefill)
-
-
-def make_scorer(plan: Plan, paths: list[Path], desk: Desk) -> RewardTable:
-    rewards = plan.rewards
-    own = {"combine": rewards.combine, "score_prefill": rewards.score_prefill, "total_steps": plan.steps}
-    return RewardTable(rewards.labels, search_path=paths, desk=desk, **own)
-
-
-def bound_loss(plan: Plan, paths: list[Path]) -> Callable[..., Any] | None:
-    """The plan's own loss, ready to be called as those of the table; None without one."""
-    if plan.loss.python is None:
-        return None
-    own = load_loss(plan.loss.python, plan.loss.options, paths)
-    return partial(call_own_loss, function=own.function, asks=own.asks, own_options=plan.loss.options)
-
-
-def reward_sources(plan: Plan) -> tuple[Path, ...]:
-    """Source files of the user's reward functions and scorers, so that a checkpoint can be evaluated without them."""
-    found = []
-    tables = (*plan.rewards.labels.values(), *plan.eval_rewards.labels.values())
-    targets = [part.target for parts in tables for part in parts if part.kind == "python"]
-    others = (*plan.rewards.combine.values(), *plan.eval_rewards.combine.values(), *plan.scorers)
-    for target in (*targets, *(spec.target for spec in others if spec.target is not None)):
-        module = sys.modules.get(target.partition(":")[0])
-        file = None if module is None else inspect.getsourcefile(module)
-        if file is not None and Path(file).is_relative_to(plan.rewards.search_path):
-            found.append(Path(file))
-    return tuple(dict.fromkeys(found))
 
 
 def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:

@@ -11,8 +11,9 @@ from rftcli.events import EvalDone, RunEnded, RunStarted
 from rftcli.models.load import eos_ids, load_tokenizer, num_parameters, pad_id
 from rftcli.plan.plan import Plan
 from rftcli.protocols import World
-from rftcli.runtime.build import device_of, make_answers, make_desk, make_eval_scorer, make_eval_sets, make_sampler, search_paths
+from rftcli.runtime.build import device_of, make_sampler
 from rftcli.runtime.emit import Emitter
+from rftcli.runtime.inputs import make_answers, make_desk, make_eval_scorer, make_eval_sets, search_paths
 from rftcli.runtime.models import load_model, make_policy, make_tokenizer
 from rftcli.runtime.parts import PartFile
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json

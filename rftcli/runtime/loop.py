@@ -14,7 +14,8 @@ from rftcli.events import CheckpointSaved, EvalDone, RunStarted, StepDone
 from rftcli.plan.plan import Plan
 from rftcli.rewards.failures import count_failures
 from rftcli.runtime import checkpoint
-from rftcli.runtime.build import Job, reward_sources
+from rftcli.runtime.build import Job
+from rftcli.runtime.inputs import reward_sources
 from rftcli.runtime.tell import all_records, evaluated, replaced_records, step_metrics, write_samples
 from rftcli.stages.collect import Collected, collect
 from rftcli.stages.credit import Credited, credit

@@ -150,8 +150,9 @@ class _Rollout:
 
     def groups(self, prompts: Mapping[int, Prompt], rollouts: int) -> dict[int, Group]:
         """A whole scored group for each prompt, by the same keys; generated in so many parts, one after another."""
-        if not prompts:
-            assert not list(self._scorer.score(())), "scored something that was not asked for"  # sharded reward models meet on every rank
+        if not prompts:  # an engine over several ranks, and sharded reward models, meet on every rank
+            nothing = self._sampler.generate([], sampling_settings(self._plan.rollout, self._plan.seed, ""))
+            assert not list(self._scorer.score(nothing)), "got something that was not asked for"
             return {}
         samples = asked_samples(self._plan)
         requests = [Request(prompt=prompt, samples=samples) for prompt in prompts.values()]

@@ -23,6 +23,30 @@ ALONE = ["rollout.samples_per_prompt=1", "algorithm.advantage.kind=reinforce"]
 HTTP = "models.scorers.service={kind: http, urls: ['http://x']}"
 JUDGE = "models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}'"
 BREACHES = [
+    *(
+        ("vllm-together", [f"rollout={{engine: vllm, {name}, vllm: {{tensor_parallel: 2}}}}"], f"rollout.{key}", "needs `rollout.vllm.tensor_parallel: 1`")
+        for key, name in (("by_label", "by_label: {default: {top_p: 0.9}}"), ("over_sample", "over_sample: {}"))
+    ),
+    ("gdpo-parts", ["algorithm.advantage.kind=gdpo", "reward_shaping.clip=[-1, 1]"], "reward_shaping.clip", "has no effect with `gdpo`"),
+    ("gdpo-parts", ["algorithm.advantage.kind=gdpo", "reward_shaping.running_norm=full"], "reward_shaping.running_norm", "has no effect with `gdpo`"),
+    (
+        "gdpo-parts",
+        ["algorithm.advantage.kind=gdpo", "rewards.default={renormalise: true, parts: [{rule: exact}]}"],
+        "rewards.default.renormalise",
+        "has no effect with `gdpo`",
+    ),
+    (
+        "teacher",
+        ["models.teacher.server='http://h:1'", "rollout.first_token_temperature=3.0"],
+        "rollout.first_token_temperature",
+        "must be 1 with `models.teacher.server`, got 3",
+    ),
+    (
+        "teacher",
+        ["models.teacher.server='http://h:1'", "rollout.by_label.default.temperature=0.7"],
+        "rollout.by_label.default.temperature",
+        "must be 1 with `models.teacher.server`, got 0.7",
+    ),
     ("run-length", ["train=null"], "train", "needs `steps` or `data_passes`"),
     ("run-length", ["train.data_passes=2"], "train.data_passes", "`steps` and `data_passes` both say how long to train"),
     ("group-of-one", ["rollout.samples_per_prompt=1"], "rollout.samples_per_prompt", "must be at least 2 for `grpo`, got 1"),

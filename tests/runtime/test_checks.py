@@ -297,7 +297,7 @@ def test_the_order_has_a_seed_of_its_own() -> None:
     """Another run seed samples otherwise and draws the same rows; another data seed draws others."""
     from rftcli.data.prompts import PromptBuilder
     from rftcli.models.load import load_tokenizer
-    from rftcli.runtime.build import make_source
+    from rftcli.runtime.inputs import make_source
 
     rows(*(row(f"{n}=") for n in range(40)))
 

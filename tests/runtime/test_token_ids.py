@@ -16,7 +16,7 @@ from rftcli.engines.fake import FakeSampler
 from rftcli.models.load import load_tokenizer
 from rftcli.plan.plan import Plan
 from rftcli.protocols import Roles
-from rftcli.runtime.build import make_eval_sets, make_scorer, make_source
+from rftcli.runtime.inputs import make_eval_sets, make_scorer, make_source
 from rftcli.runtime.prepare import prepare
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages.batches import count, make_batch
