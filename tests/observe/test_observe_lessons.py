@@ -35,11 +35,11 @@ CASES = {
         [{"value_mean": 0.0, "return_mean": 0.5, "reward_std": 0.5}] * 20
         + [{"value_mean": 0.0, "return_mean": 0.5, "reward_std": 0.0, "reward_mean": 0.5}] * 20,
     ),
-    "refill_exhausted": ([{"dynamic": {"groups_without_signal": 1}}], [{"dynamic": {"groups_without_signal": 0}}, {}]),
     "updates_skipped": (
         [{"updates_skipped": 1}],
         [{"updates_skipped": 0}, {"updates_skipped": 1, "reward_errors": 4}],  # nothing was scored: no gradient is to blame
     ),
+    "refill_exhausted": ([{"dynamic": {"groups_without_signal": 1}}], [{"dynamic": {"groups_without_signal": 0}}, {}]),
 }
 KEYS = re.compile(r"`((?:models|data|rollout|rewards|reward_shaping|algorithm|batch|train)\b[a-z_.0-9]*)`")
 

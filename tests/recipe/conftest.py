@@ -234,7 +234,7 @@ rollout:
       no_repeat_ngram_size: 4
       suppress_tokens: [5]
   vllm:
-    tensor_parallel: 2
+    tensor_parallel: 1
     memory_share: 0.4
     process: inside
     max_model_tokens: 128

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rank_threads import ThreadWorld, on_ranks
 
 from rftcli.plan.plan import SamplesPlan
@@ -184,11 +185,12 @@ def test_the_step_lines_own_numbers() -> None:
     from rftcli.runtime.build import Totals
 
     laps = [{"rollout": 5.0, "score": 0.0, "learn": 9.0}, {"rollout": 2.0, "score": 4.0, "learn": 1.0}, {"rollout": 3.0, "score": 0.5, "learn": 2.0}]
+    laps = [{**lap, "total": sum(lap.values())} for lap in laps]
 
     def work(world: ThreadWorld) -> tuple[dict[str, Any], int]:
         peaks = {"rollout": 1.0 + world.rank, "learn": 9.0 - world.rank}
         job: Any = SimpleNamespace(
-            world=world, totals=Totals(tokens=100), kl_coefficient=0.25, watch=SimpleNamespace(lap=lambda: laps[world.rank], peaks=lambda: peaks),
+            world=world, totals=Totals(tokens=100), kl_coefficient=0.25, info={"parameters": 10}, device=torch.device("cpu"), watch=SimpleNamespace(lap=lambda: laps[world.rank], peaks=lambda: peaks),
             source=SimpleNamespace(next_draw=6, passes=lambda draw: draw / 4), roles=SimpleNamespace(policy=SimpleNamespace(version=3)),
         )  # fmt: skip
         records = [SampleRecord(draw=0, sample=n, label="a", reward=n, parts=(), tokens=2, prompt_tokens=3, finish=FinishReason.STOP) for n in (0, 1)]

@@ -16,6 +16,7 @@ from rftcli.engines.fake import FakeSampler
 from rftcli.models.load import load_tokenizer
 from rftcli.plan.plan import Plan
 from rftcli.protocols import Roles
+from rftcli.rewards.scorers.desk import Desk
 from rftcli.runtime.inputs import make_eval_sets, make_scorer, make_source
 from rftcli.runtime.prepare import prepare
 from rftcli.runtime.world import SoloWorld
@@ -65,7 +66,7 @@ def test_one_beginning_of_sequence_in_training_and_in_evaluation(made: SimpleNam
 def test_sampled_ids_are_trained_ids(made: SimpleNamespace) -> None:
     """From rows to the tensors of a micro-batch. The sampled ids are random, so that most of them would not survive being written and read."""
     plan: Plan = made.plan
-    source, scorer = make_source(plan, made.builder, made.paths), make_scorer(plan, made.paths)
+    source, scorer = make_source(plan, made.builder, made.paths), make_scorer(plan, made.paths, Desk())
     sampler = FakeSampler(made.tokenizer.decode, vocab_size=len(made.tokenizer), eos_ids=(made.tokenizer.eos_token_id,))
     collected = collect(source, sampler, scorer, plan, SoloWorld(), step=1, clock=lambda: 0.0, tick=lambda *_: None)
     scorer.close()
