@@ -77,7 +77,7 @@ def run_case(options: argparse.Namespace, name: str, model: Path, folder: Path) 
             "rewards": {"default": [{"python": "by_key:score", "name": "by_key"}]},
             "batch": {"prompts_per_step": options.prompts},
             "train": {"steps": options.steps + 1},
-            "checkpoint": {"save_hf": False},
+            "checkpoint": {"trainer_state": False},
             "samples": {"every": 1_000_000},
         })
     )  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -111,7 +112,7 @@ def _varlen(
         return _one_by_one(module, query, key, value, ends=ends, longest=longest, scaling=scaling, window=window)
     from torch.nn.attention.varlen import varlen_attn
 
-    known = signature(varlen_attn).parameters
+    known = _arguments()
     options: dict[str, Any] = {"scale": scaling}
     if "window_size" in known:
         options["window_size"] = (-1 if window is None else window - 1, 0)
@@ -126,6 +127,14 @@ def _varlen(
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]  # (S, heads, D)
     return varlen_attn(*flat, ends, ends, longest, longest, **options)[None]
+
+
+@cache
+def _arguments() -> frozenset[str]:
+    """What torch's kernel takes; it grew over its versions."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return frozenset(signature(varlen_attn).parameters)
 
 
 def _fits_flash(query: Tensor, value: Tensor) -> bool:

@@ -25,8 +25,6 @@ REFERENCE_SHARE = 0.25
 """Share of a GPU that a reference may hold for good; a larger one waits in CPU memory."""
 PACKING = ("varlen", "flash_2", "flash_3")
 """Kinds of attention that make packed rows cheaper than padded ones."""
-MOST_HEAD_DIM = 256
-"""Widest head of torch's kernel for packed rows."""
 PREFIXES = ("model.", "transformer.")
 """What files of weights may have, or lack, in front of the names that the loaded model has."""
 
@@ -41,7 +39,7 @@ def model_plan(recipe: Recipe, facts: Facts, device: str, path: str) -> ModelPla
         path=path,
         given=policy.path,
         dtype=dtype,
-        attention=_attention(policy.attention, facts, device, dtype),
+        attention="sdpa" if policy.attention == "auto" else policy.attention,
         dropout=policy.dropout,
         gradient_checkpointing=bool(checkpointing),
         trust_remote_code=policy.trust_remote_code,
@@ -60,15 +58,6 @@ def model_plan(recipe: Recipe, facts: Facts, device: str, path: str) -> ModelPla
         else QuantisePlan(bits=policy.quantise.bits, kind=policy.quantise.kind, nested=policy.quantise.nested),
         ema=None if policy.ema is None else EmaPlan(decay=policy.ema.decay, evaluate=policy.ema.evaluate, export=policy.ema.export),
     )
-
-
-def _attention(written: str, facts: Facts, device: str, dtype: str) -> str:
-    """Packed attention where torch's kernel takes the model: half precision, a head it knows, nothing but scaled products."""
-    if written != "auto":
-        return written
-    head = facts.model.head_dim
-    fits = head is not None and head % 8 == 0 and head <= MOST_HEAD_DIM and facts.model.plain_attention
-    return "varlen" if device == "cuda" and dtype == "bfloat16" and facts.machine.varlen and fits else "sdpa"
 
 
 def _lora(recipe: Recipe) -> LoraPlan | None:
@@ -136,6 +125,9 @@ def _offload(recipe: Recipe, facts: Facts, world: WorldPlan, model: ModelPlan, k
 def check_models(recipe: Recipe, facts: Facts, problems: list[PlanProblem], notes: list[str]) -> None:
     """What the model's files say about names in the recipe, and decisions that a person should see."""
     policy, shapes = recipe.models.policy, facts.model.shapes
+    if policy.attention in PACKING and not facts.model.plain_attention:
+        reason = "the model caps its attention scores or has sinks, which packed attention does not compute"
+        problems.append(PlanProblem(path="models.policy.attention", message=f"`{policy.attention}` cannot be used here", reason=reason, hint="use eager"))
     if policy.ema is not None and not policy.ema.export and not policy.ema.evaluate and recipe.eval.weights == "live":
         notes.append("models.policy.ema is kept in checkpoints and used by nothing: set `evaluate`, `export` or `eval.weights: ema`")
     if policy.freeze and shapes is not None:

@@ -15,8 +15,6 @@ class MachineFacts:
     gpus: int = 0
     gpu_name: str | None = None
     gpu_memory_gib: float = 0.0
-    varlen: bool = False
-    """Whether the installed torch has attention over packed rows (`torch.nn.attention.varlen`)."""
     vllm: bool = False
     """Is the package installed?"""
 
@@ -33,8 +31,6 @@ class ModelFacts:
     max_positions: int | None = None
     parameters: int | None = None
     file_dtype: str | None = None
-    head_dim: int | None = None
-    """Width of an attention head."""
     plain_attention: bool = True
     """Whether attention is a softmax of scaled products and nothing else: no soft cap, no sinks."""
     experts: int | None = None

@@ -24,15 +24,8 @@ def machine_facts(*, use_gpus: bool = True) -> MachineFacts:
         gpus=len(gpus),
         gpu_name=gpus[0][0] if gpus else None,
         gpu_memory_gib=min((memory for _, memory in gpus), default=0.0),
-        varlen=_has_varlen(),
         vllm=installed("vllm"),
     )
-
-
-def _has_varlen() -> bool:
-    """Looks for the file: importing torch would take seconds."""
-    torch = importlib.util.find_spec("torch")
-    return torch is not None and torch.origin is not None and (Path(torch.origin).parent / "nn" / "attention" / "varlen.py").is_file()
 
 
 def installed(package: str) -> bool:

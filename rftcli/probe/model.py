@@ -127,12 +127,6 @@ NOT_PLAIN = ("attn_logit_softcapping", "attn_softcap", "alibi")
 WITH_SINKS = ("gpt_oss",)
 
 
-def _head_dim(text: dict[str, Any]) -> int | None:
-    hidden, heads = text.get("hidden_size", text.get("n_embd")), text.get("num_attention_heads", text.get("n_head"))
-    known = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
-    return text.get("head_dim") or (hidden // heads if known else None)
-
-
 def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]], *, revision: str | None = None) -> ModelFacts:
     text = config.get("text_config") or config
     parameters, dtype = _count(headers)
@@ -146,7 +140,6 @@ def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]], *, 
         max_positions=text.get("max_position_embeddings", text.get("n_positions")),
         parameters=parameters or _estimate(text),
         file_dtype=dtype or config.get("dtype") or config.get("torch_dtype"),
-        head_dim=_head_dim(text),
         plain_attention=not any(text.get(name) for name in NOT_PLAIN) and text.get("model_type") not in WITH_SINKS,
         experts=next((text[name] for name in EXPERTS if text.get(name)), None),
         revision=revision,
@@ -226,7 +219,6 @@ def _from_gguf(path: Path) -> ModelFacts:
         return None if field is None else field.contents()
 
     architecture = value("general.architecture")
-    heads, hidden = value(f"{architecture}.attention.head_count"), value(f"{architecture}.embedding_length")
     parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     tokens = reader.get_field("tokenizer.ggml.tokens")
     attention = {"num_attention_heads": "head_count", "num_key_value_heads": "head_count_kv", "head_dim": "key_length"}
@@ -236,12 +228,11 @@ def _from_gguf(path: Path) -> ModelFacts:
         path=str(path),
         architecture=architecture,
         layers=value(f"{architecture}.block_count"),
-        hidden=hidden,
+        hidden=value(f"{architecture}.embedding_length"),
         vocabulary=None if tokens is None else len(tokens.data),
         max_positions=value(f"{architecture}.context_length"),
         parameters=parameters,
         file_dtype=None,
-        head_dim=value(f"{architecture}.attention.key_length") or (hidden // heads if hidden and isinstance(heads, int) else None),
         plain_attention=not value(f"{architecture}.attn_logit_softcapping"),
         experts=value(f"{architecture}.expert_count") or None,
         key_width=_key_width(shape),

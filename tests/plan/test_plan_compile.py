@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -53,24 +52,18 @@ def test_gradient_checkpointing(
 
 
 @pytest.mark.parametrize(
-    ("sets", "model", "kernel", "on_gpu", "expected"),
-    [((), {"head_dim": 64}, True, True, ("varlen", "packed")),
-     ((), {"head_dim": 64}, False, True, ("sdpa", "padded")),  # an older torch
-     ((), {"head_dim": 64}, True, False, ("sdpa", "padded")),  # a CPU
-     ((), {"head_dim": 288}, True, True, ("sdpa", "padded")),
-     ((), {"head_dim": 20}, True, True, ("sdpa", "padded")),
-     ((), {}, True, True, ("sdpa", "padded")),
-     ((), {"head_dim": 64, "plain_attention": False}, True, True, ("sdpa", "padded")),
-     (("models.policy.dtype=float32",), {"head_dim": 64}, True, True, ("sdpa", "padded")),
-     (("models.policy.attention=varlen",), {}, False, False, ("varlen", "packed")),
-     (("models.policy.attention=flash_2",), {}, False, True, ("flash_2", "packed")),
-     (("models.policy.attention=varlen", "batch.layout=padded"), {}, False, False, ("varlen", "padded"))],
+    ("sets", "expected"),
+    [((), ("sdpa", "padded")), (("models.policy.attention=varlen",), ("varlen", "packed")), (("models.policy.attention=flash_2",), ("flash_2", "packed")),
+     (("models.policy.attention=varlen", "batch.layout=padded"), ("varlen", "padded"))],
 )  # fmt: skip
-def test_packed_attention_where_the_kernel_takes_the_model(
-    compiled: Compiled, cpu: MachineFacts, gpus: MachineFacts, sets: tuple[str, ...], model: dict, kernel: bool, on_gpu: bool, expected: tuple
-) -> None:
-    plan = compiled(*sets, machine=replace(gpus if on_gpu else cpu, varlen=kernel), **model)
+def test_rows_are_packed_where_attention_packs(compiled: Compiled, sets: tuple[str, ...], expected: tuple[str, str]) -> None:
+    plan = compiled(*sets)
     assert (plan.policy.attention, plan.batch.layout) == expected
+
+
+def test_packed_attention_is_refused_for_a_model_it_cannot_compute(compiled: Compiled) -> None:
+    assert set(problems_of(compiled, "models.policy.attention=varlen", plain_attention=False)) == {"models.policy.attention"}
+    assert compiled("models.policy.attention=eager", plain_attention=False).policy.attention == "eager"
 
 
 def test_the_same_inputs_give_the_same_plan(compiled: Compiled) -> None:
