@@ -28,11 +28,9 @@ from rftcli.protocols import World
 from rftcli.rewards.scorers.cache import Cache
 from rftcli.rewards.scorers.desk import Desk, Local, Remote
 from rftcli.rewards.scorers.head import Head
-from rftcli.rewards.scorers.http import HttpScorer
-from rftcli.rewards.scorers.judge import ServerJudge
 from rftcli.rewards.scorers.own import OwnScorer
 from rftcli.rewards.scorers.reading import read_reply, share
-from rftcli.rewards.scorers.service import Service
+from rftcli.rewards.scorers.remote import remote_scorer
 from rftcli.rewards.scorers.spec import CLASSIFIER, PYTHON, ScorerSpec, WeightsSpec
 from rftcli.rewards.scorers.template import asked, judge_template
 from rftcli.rewards.scorers.view import View
@@ -55,7 +53,7 @@ def fill_desk(
     scorers: dict[str, Remote | Local] = {}
     for spec in plan.scorers:
         if spec.service is not None:
-            scorers[spec.name] = _remote(spec, world)
+            scorers[spec.name] = remote_scorer(spec, world.size)
         elif spec.kind == PYTHON:
             scorers[spec.name] = OwnScorer(str(spec.target), spec.options, device, search_path)
         else:
@@ -67,14 +65,6 @@ def fill_desk(
     caches = {spec.name: Cache(folder, spec, world.rank) for spec in plan.scorers if spec.cache}
     world.barrier("scorers")  # nobody writes replies while another rank still reads what was kept
     desk.fill(scorers, caches, Texts(policy_tokenizer).front)
-
-
-def _remote(spec: ScorerSpec, world: World) -> Remote:
-    assert spec.service is not None
-    service = Service(spec.name, spec.service, ranks=world.size)
-    if spec.preset is None:
-        return ServerJudge(spec, service)
-    return HttpScorer(service, preset=spec.preset, score_field=spec.score_field, batch_size=spec.batch_size)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Rewards are those of the parts, combined as the recipe says; shaping is left out
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,10 +20,18 @@ from rftcli.codec import to_data
 from rftcli.data.rows import Row, read_table
 from rftcli.errors import UsageError
 from rftcli.plan.compile_data import data_specs, reward_plan
+from rftcli.plan.compile_scorers import scorer_plans
+from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
+from rftcli.plan.plan import WorldPlan
 from rftcli.recipe.load import LoadedRecipe
+from rftcli.recipe.problems import Problem
+from rftcli.rewards.scorers.desk import Desk
+from rftcli.rewards.scorers.remote import without_models
+from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.table import RewardTable
 from rftcli.rewards.words import words
 from rftcli.runtime.recipe_checks import recipe_file
+from rftcli.runtime.scorer_checks import scorer_facts
 from rftcli.stages.records import sample_line
 from rftcli.types import Completion, FinishReason, Prompt, ScoredSample, TokenTrace
 
@@ -73,9 +82,23 @@ def try_rewards(loaded: LoadedRecipe, *, count: int | None, completions: Path | 
         known = {row.id: row for row in _rows(loaded, folder, None)} if any("prompt_id" in line for line in lines) else {}
         found = [_of_line(line, index, known, prefill) for index, line in enumerate(lines)]
         what, recorded = str(completions), [line.get("combined", line.get("reward")) for line in lines]
-    with closing(RewardTable(plan.labels, combine=plan.combine, score_prefill=plan.score_prefill, search_path=[folder])) as table:
+    specs = _scorers(loaded)
+    desk = Desk(spec.name for spec in specs)
+    desk.fill(without_models(specs))
+    own = {"combine": plan.combine, "score_prefill": plan.score_prefill, "search_path": [folder], "desk": desk}
+    with closing(RewardTable(plan.labels, **own)) as table:
         samples = sorted(table.score(iter(found)), key=_order(found))
     return Tried(what=what, samples=tuple(samples), parts=tuple(_parts(samples)), changed=_changed(samples, recorded))
+
+
+def _scorers(loaded: LoadedRecipe) -> tuple[ScorerSpec, ...]:
+    """As on one rank of a CPU: only services are reached."""
+    world = WorldPlan(ranks=1, device="cpu", backend="gloo", threads_per_rank=1)
+    facts = Facts(machine=MachineFacts(cores=1, memory_gib=1.0), model=ModelFacts(path=""), ranks=1)
+    problems: list[Problem] = []
+    known = scorer_facts(loaded, problems, os.environ, hub=False)
+    loaded.raise_problems(problems)
+    return scorer_plans(loaded.recipe, facts, world, known, [], [])
 
 
 def _order(completions: Sequence[Completion]) -> Any:

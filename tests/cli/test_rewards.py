@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +126,36 @@ def test_only_try_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["rewards", "list", "r.yaml"])
     assert caught.value.code == EXIT_USAGE and "rft rewards try RECIPE" in capsys.readouterr().err
+
+
+def test_services_are_asked_and_models_are_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reward service answers as in a run; a classifier is an error that says where it is loaded."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.dumps({"rewards": [float(len(text)) for text in asked["query"]]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}/score"
+        sets = [
+            f"models.scorers={{service: {{kind: http, preset: openrlhf, urls: ['{url}']}}, large: {{kind: classifier, path: no/such-model}}}}",
+            "rewards.default.parts=[{model: service}, {model: large, weight: 0.5, on_error: abstain}]",
+        ]
+        code = rft("--json", *(word for text in sets for word in ("--set", text)))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert code == EXIT_FAILED  # a part had errors
+    parts = {part["name"]: part for part in json.loads(capsys.readouterr().out)["parts"]}
+    assert parts["service"]["scored"] == 3 and parts["service"]["mean"] > 0
+    assert parts["large"]["scored"] == 0 and "is loaded by `rft train` and `rft eval` alone" in next(iter(parts["large"]["errors"]))

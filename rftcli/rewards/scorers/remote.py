@@ -1,0 +1,47 @@
+"""Scorers that are services: reached from any process, with a model loaded nowhere here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from rftcli.errors import UsageError
+from rftcli.rewards.scorers.desk import Local, Remote
+from rftcli.rewards.scorers.http import HttpScorer
+from rftcli.rewards.scorers.judge import ServerJudge
+from rftcli.rewards.scorers.service import Service
+from rftcli.rewards.scorers.spec import ScorerSpec
+from rftcli.rewards.scorers.view import View
+
+
+def remote_scorer(spec: ScorerSpec, ranks: int) -> Remote:
+    """`ranks` share the service's limits."""
+    assert spec.service is not None
+    service = Service(spec.name, spec.service, ranks=ranks)
+    if spec.preset is None:
+        return ServerJudge(spec, service)
+    return HttpScorer(service, preset=spec.preset, score_field=spec.score_field, batch_size=spec.batch_size)
+
+
+class NotLoaded:
+    """Stands for a model where none is loaded: each question to it is an error that says so."""
+
+    remote: Literal[False] = False
+    collective = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def key(self, view: View) -> str:
+        return view.completion
+
+    def score(self, views: Sequence[View]) -> list[float | Exception]:
+        return [UsageError(f"the model of scorer `{self._name}` is loaded by `rft train` and `rft eval` alone") for _ in views]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def without_models(specs: Sequence[ScorerSpec]) -> dict[str, Remote | Local]:
+    """Services as they are, and `NotLoaded` for everything else."""
+    return {spec.name: NotLoaded(spec.name) if spec.service is None else remote_scorer(spec, 1) for spec in specs}
