@@ -86,7 +86,8 @@ def plan_of(layout: str, micro: int, aggregate: str, kl: float, tokens: int | No
     loss = LossPlan(
         kind="ppo_clip", options={"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}, aggregate=aggregate, kl_coefficient=kl, kl_estimator="k3"
     )
-    return SimpleNamespace(batch=batch, loss=loss, rollout=SimpleNamespace(max_new_tokens=20))
+    advantage = SimpleNamespace(bootstrap_truncated=False)
+    return SimpleNamespace(batch=batch, loss=loss, rollout=SimpleNamespace(max_new_tokens=20), advantage=advantage)
 
 
 def share(world: Any, everything: list[Any], uneven: bool) -> list[Any]:

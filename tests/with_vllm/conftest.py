@@ -16,6 +16,8 @@ import pytest
 pytest.importorskip("vllm", reason="`make test-vllm` has it")
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 540
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What an engine in the process of the tests is told of its place; a command would join that job."""
 
 
 @pytest.fixture
@@ -23,7 +25,8 @@ def rft(tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """Run one `rft` command to its end: (exit code, all it said)."""
 
     def run(*arguments: str) -> tuple[int, str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+        alone = {name: value for name, value in os.environ.items() if name not in PLACE}
+        environment = {**alone, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "rftcli", *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
         return done.returncode, done.stdout[-4000:] + done.stderr[-4000:]
