@@ -8,15 +8,14 @@ It is called once a step, on rank 0, with the completions of all ranks.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rftcli.errors import RftError, UsageError
+from rftcli.runtime.own_function import own_function
 
 RECORD: Mapping[str, str] = {
     "rewards": "(C,) float64",
@@ -33,7 +32,7 @@ RECORD: Mapping[str, str] = {
 def load_estimator(target: str, options: Mapping[str, Any], search_path: Sequence[Path]) -> Callable[[Mapping[str, Any]], Sequence[float]]:
     """The function that `module:function` names, looked for in `search_path` first, as an estimator of records. UsageError with what is wrong, also
     where it cannot be called with names of RECORD and these options."""
-    function = _function(target, search_path)
+    function = own_function(target, search_path)
     clash = sorted(set(options) & set(RECORD))
     if clash:
         raise UsageError(f"`{target}`: options {clash} have names that a step's record has")
@@ -53,22 +52,6 @@ def load_estimator(target: str, options: Mapping[str, Any], search_path: Sequenc
         return _numbers(target, found, len(record["rewards"]))
 
     return estimate
-
-
-def _function(target: str, search_path: Sequence[Path]) -> Callable[..., Any]:
-    module_name, _, name = target.partition(":")
-    folders = [str(Path(folder).resolve()) for folder in search_path]
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        where = ", ".join(folders) or "nowhere else"
-        raise UsageError(f"`{target}` cannot be imported: {type(error).__name__}: {error}", hint=f"looked in {where} and on PYTHONPATH") from error
-    function = vars(module).get(name)
-    if not callable(function):
-        found = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
-        raise UsageError(f"`{module_name}` has no function `{name}`", hint=f"functions there: {', '.join(found) or 'none'}")
-    return function
 
 
 def _numbers(target: str, found: Any, count: int) -> list[float]:

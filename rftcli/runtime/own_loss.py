@@ -8,14 +8,13 @@ Leaves out calling it (`algo.own_loss`).
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rftcli.errors import UsageError
+from rftcli.runtime.own_function import own_function
 
 ARGUMENTS = ("new", "old", "advantages")
 ON_REQUEST = ("sequence", "num_sequences")
@@ -31,18 +30,7 @@ class OwnFunction(NamedTuple):
 def load_loss(target: str, options: Mapping[str, Any], search_path: Sequence[Path]) -> OwnFunction:
     """The function that `module:function` names, looked for in `search_path` first. UsageError with what is wrong, also where it cannot be called
     with (new, old, advantages) and these options."""
-    module_name, _, name = target.partition(":")
-    folders = [str(Path(folder).resolve()) for folder in search_path]
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        where = ", ".join(folders) or "nowhere else"
-        raise UsageError(f"`{target}` cannot be imported: {type(error).__name__}: {error}", hint=f"looked in {where} and on PYTHONPATH") from error
-    function = vars(module).get(name)
-    if not callable(function):
-        found = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
-        raise UsageError(f"`{module_name}` has no function `{name}`", hint=f"functions there: {', '.join(found) or 'none'}")
+    function = own_function(target, search_path)
     signature = inspect.signature(function)
     asks = tuple(key for key in ON_REQUEST if key in signature.parameters)
     try:
