@@ -11,8 +11,8 @@ attention sequence by sequence, which runs everywhere. What it leaves out: soft 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from functools import cache
+from importlib import import_module
 from inspect import signature
 from typing import Any
 
