@@ -124,8 +124,7 @@ class Layers:
         return os.path.normpath(shown), Path(os.path.normpath(path))
 
     def _near(self, text: str, shown: str) -> str | None:
-        """For a preset the nearest one, or all; for a bare name the nearest recipe, beside or shipped, or all that are shipped; for a path the nearest
-        file."""
+        """For a preset or a bare name the nearest one, or all that are shipped; for a path the nearest file."""
         presets = preset_names(self.shipped)
         if text.startswith(PRESETS):
             found = [f"{PRESETS}{name}" for name in closest(Path(text).stem, presets)]

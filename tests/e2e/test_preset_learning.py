@@ -14,14 +14,17 @@ from rftcli.recipe.layers import preset_names, shipped_recipes
 
 PATIENCE_SECONDS = 3600
 """A minute or two on two free cores; far more on machines that are busy."""
-COMMON = {"batch.prompts_per_step": "16", "train.steps": "24", "checkpoint.every": "0", "eval.before_training": "false", "data.eval.held_out.limit": "16"}
+COMMON = {
+    **{"batch.prompts_per_step": "16", "train.steps": "24", "checkpoint.every": "0"},
+    **{"eval.before_training": "false", "data.eval.held_out.limit": "16"},
+}
 ALONE = {"batch.prompts_per_step": "128"}
 """With one answer a prompt, as many answers a step as the others have."""
 NEEDS = {
     "ppo": {**ALONE, "models.critic": "{optimizer: {lr: 1e-3}}"},
     "reinforce_pp": ALONE,
     "remax": ALONE,
-    "distill": {"models.teacher.path": "teacher/checkpoints/latest/policy"},
+    "distill": {"models.teacher.path": "teacher/checkpoints/step_000024/policy"},
 }
 """Preset -> what it leaves to the user."""
 PRESETS = preset_names(shipped_recipes())

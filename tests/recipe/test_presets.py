@@ -134,6 +134,8 @@ def test_dapo_in_numbers(built_on: Callable[..., LoadedRecipe]) -> None:
     assert (loss.clip_low, loss.clip_high, loss.aggregate) == (0.2, 0.28, "token_mean")
     plan = compiled(loaded)
     assert plan.shaping.overlong_buffer == 4096 and plan.shaping.truncated == "keep"
+    shorter = built_on("dapo", more="rollout: {max_new_tokens: 20480, by_label: {default: {max_new_tokens: 100}}}\n")
+    assert compiled(shorter).shaping.overlong_buffer == 20, "a fifth of the shortest limit, so that it fits into every label's"
     assert plan.kl is None and plan.rollout is not None and plan.rollout.dynamic is not None
 
 

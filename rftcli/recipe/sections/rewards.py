@@ -63,7 +63,8 @@ class Overlong(Section):
     """A soft penalty for length (DAPO)."""
 
     buffer: Literal["auto"] | Count = Field(
-        description="Tokens before `rollout.max_new_tokens` over which the penalty grows from 0 to -1; `auto` is a fifth of the shortest one of all labels."
+        description="Tokens before `rollout.max_new_tokens` over which the penalty grows from 0 to -1; `auto` is a fifth of the shortest one of all "
+        "labels."
     )
     factor: float = Field(1.0, gt=0, description="What the penalty is multiplied with.")
 
