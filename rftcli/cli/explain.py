@@ -13,7 +13,10 @@ app = typer.Typer(add_completion=False)
 def explain(
     topic: Annotated[
         str | None,
-        typer.Argument(help="A recipe key (rollout.temperature), a reward rule (exact) or a problem's code; none: the sections.", show_default=False),
+        typer.Argument(
+            help="A recipe key (rollout.temperature), a reward rule (exact), a preset (preset:dapo) or a problem's code; none: the sections.",
+            show_default=False,
+        ),
     ] = None,
 ) -> int:
     """Say what a recipe key, a reward rule or a problem code means."""

@@ -11,9 +11,11 @@ from typing import Any
 from rftcli.errors import UsageError
 from rftcli.recipe.finding import REQUIRED, RewardRule
 from rftcli.recipe.kinds import ANY_KEY, Key, Kind, fields_of, key_table, keys, pattern_of, show_pattern
+from rftcli.recipe.layers import preset_names, shipped_recipes
 from rftcli.recipe.names import SURE, closest, either
 from rftcli.recipe.not_yet import VALUES, key_reason
 from rftcli.recipe.paths import parse_path
+from rftcli.recipe.presets import PREFIX, preset_page
 from rftcli.recipe.rules import RULES
 from rftcli.recipe.schema import as_yaml, default_of
 from rftcli.recipe.sections import Recipe
@@ -25,13 +27,17 @@ RULE_KEY = ("rewards", ANY_KEY, "parts", ANY_KEY, "rule")
 
 def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | None = None) -> str:
     """The explanation of a key (`rollout.temperature`, `data.train[0].path`, `rewards.math`), of a rule's code (`group-of-one`), or of one of the
-    reward `rules`, by name; None: the sections of a recipe.
+    reward `rules`, by name, or of a preset (`preset:dapo`); None: the sections of a recipe and the names of presets.
 
     Raises UsageError with the nearest names if there is no such key or rule.
     """
     rules = rules or {}
     if path_or_code is None:
-        return _page("A recipe", "What a person wants, whole. `rft explain KEY` says more.", [], _members(Kind(section=Recipe), ()))
+        presets = f"presets: {', '.join(preset_names(shipped_recipes()))}. `rft explain {PREFIX}NAME` says more."
+        sections = _members(Kind(section=Recipe), ())
+        return _page("A recipe", "What a person wants, whole. `rft explain KEY` says more.", [], sections) + f"\n  {presets}\n"
+    if path_or_code.startswith(PREFIX):
+        return preset_page(path_or_code.removeprefix(PREFIX))
     if path_or_code in RULES:
         return _rule(path_or_code)
     if path_or_code in CODES:
@@ -141,6 +147,8 @@ def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tupl
 
 def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRule]) -> UsageError:
     word = pattern[-1]
+    if given in preset_names(shipped_recipes()):
+        return UsageError(f"there is no key and no rule `{given}`", hint=f"did you mean `{PREFIX}{given}`?")
     beside = {key.name: key.pattern for key in keys() if key.pieces[:-1] == pattern[:-1]}
     named = closest(word, {key.name for key in keys()}, SURE)
     found = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rftcli.recipe.expand import ExpansionError, expand
 from rftcli.recipe.merge import as_list, long_rewards, merge, without
-from rftcli.recipe.names import did_you_mean
+from rftcli.recipe.names import closest, did_you_mean, either
 from rftcli.recipe.problems import Place, Problem, Source
 from rftcli.recipe.tree import Mapping, Node, Scalar, Sequence, YamlFault, compose, read_source
 
@@ -29,6 +29,11 @@ def shipped_recipes() -> Path:
 def shipped_names(folder: Path) -> list[str]:
     """What `rft train NAME` and `extends: NAME` find in the folder of shipped recipes."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def preset_names(folder: Path) -> list[str]:
+    """What stands behind `presets/` in `extends`, of the folder of shipped recipes."""
+    return shipped_names(folder / PRESETS)
 
 
 class Layers:
@@ -119,7 +124,13 @@ class Layers:
         return os.path.normpath(shown), Path(os.path.normpath(path))
 
     def _near(self, text: str, shown: str) -> str | None:
-        """For a bare name the nearest recipe, beside or shipped, or all that are shipped; for a path the nearest file."""
+        """For a preset or a bare name the nearest one, or all that are shipped; for a path the nearest file."""
+        presets = preset_names(self.shipped)
+        if text.startswith(PRESETS):
+            found = [f"{PRESETS}{name}" for name in closest(Path(text).stem, presets)]
+            return f"did you mean {either(found)}?" if found else f"presets: {', '.join(presets)}"
+        if text in presets:
+            return f"did you mean `{PRESETS}{text}`?"
         shipped = shipped_names(self.shipped)
         if not _bare(text) or not shipped:
             return near(shown)

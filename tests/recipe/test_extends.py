@@ -135,7 +135,7 @@ def test_presets_lie_in_the_shipped_folder(write: Write, minimal: str, tmp_path:
     child = write("mine/c.yaml", "extends: [presets/dapo]\n" + minimal)
     assert load(child, shipped=tmp_path / "shipped").recipe.algorithm.loss.clip_high == 0.28
     (problem,) = refused(write("mine/d.yaml", "extends: [presets/dopa]\n" + minimal), shipped=tmp_path / "shipped")
-    assert problem.label == "No such file or directory" and problem.hint == "did you mean `dapo.yaml`?"
+    assert problem.label == "No such file or directory" and problem.hint == "did you mean `presets/dapo`?"
     assert problem.place is not None and (problem.place.line, problem.place.column, problem.place.length) == (1, 11, 12)
 
 

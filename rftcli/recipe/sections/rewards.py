@@ -62,7 +62,10 @@ class Reward(Section):
 class Overlong(Section):
     """A soft penalty for length (DAPO)."""
 
-    buffer: Count = Field(description="Tokens before `rollout.max_new_tokens` over which the penalty grows from 0 to -1.")
+    buffer: Literal["auto"] | Count = Field(
+        description="Tokens before `rollout.max_new_tokens` over which the penalty grows from 0 to -1; `auto` is a fifth of the shortest one of all "
+        "labels."
+    )
     factor: float = Field(1.0, gt=0, description="What the penalty is multiplied with.")
 
 
