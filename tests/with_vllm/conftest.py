@@ -21,12 +21,17 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @pytest.fixture
-def rft(tmp_path: Path) -> Callable[..., tuple[int, str]]:
+def environment() -> dict[str, str]:
+    """Of a command that joins no job."""
+    alone = {name: value for name, value in os.environ.items() if name not in PLACE}
+    return {**alone, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def rft(tmp_path: Path, environment: dict[str, str]) -> Callable[..., tuple[int, str]]:
     """Run one `rft` command to its end: (exit code, all it said)."""
 
     def run(*arguments: str) -> tuple[int, str]:
-        alone = {name: value for name, value in os.environ.items() if name not in PLACE}
-        environment = {**alone, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "rftcli", *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
         return done.returncode, done.stdout[-4000:] + done.stderr[-4000:]

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 Rft = Callable[..., tuple[int, str]]
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 240
 SMALL = (
     "--ranks", "2", "--set", "rollout.engine=vllm", "--set", "rollout.vllm.check_weights=true", "--set", "data.eval.held_out.limit=8",
@@ -56,9 +55,8 @@ def test_a_run_goes_on_from_its_checkpoint(rft: Rft, tmp_path: Path) -> None:
     assert code == 0 and "held_out" in said, said
 
 
-def test_a_killed_run_goes_on(rft: Rft, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on(rft: Rft, tmp_path: Path, environment: dict[str, str]) -> None:
     """Every rank is killed in the middle of a step; nothing of the engine has to be saved."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "rftcli", "train", "quickstart", *SMALL, "--set", "train.steps=6", "--run-dir", "out"]
     running = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = tmp_path / "out"
