@@ -1,6 +1,6 @@
 """Attention over packed rows without padding and without a mask over the whole pack: every sequence attends to itself alone.
 
-A transformers attention implementation (`packing`) that takes the borders of the sequences from the arguments `cu_seq_lens_q` and `max_length_q`
+Transformers attention implementations that take the borders of the sequences from the arguments `cu_seq_lens_q` and `max_length_q`
 which transformers hands from a model's call down to its attention. Calls without borders (an engine with its cache, a padded batch, a prompt alone)
 go through transformers' scaled dot-product attention with their mask.
 

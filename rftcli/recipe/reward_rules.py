@@ -33,6 +33,13 @@ def part_bounds(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     for label, reward in recipe.rewards.items():
         for index, part in enumerate(reward.parts):
             yield from _bounds(("rewards", label, "parts", index, "clip"), part.clip)
+            if part.model is not None and part.timeout_seconds is not None:
+                yield Finding(
+                    path=("rewards", label, "parts", index, "timeout_seconds"),
+                    message="has no effect with `model`",
+                    reason="a model scores all answers of a rollout together, and a service has a `timeout_seconds` of its own",
+                    hint=f"`models.scorers.{part.model}.timeout_seconds` where it is a service",
+                )
 
 
 def reward_bounds(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:

@@ -170,7 +170,11 @@ RULES: dict[str, Rule] = {
         text="A gate has something to let pass, and only a sum is renormalised.",
         check=reward_rules.combine,
     ),
-    "part-bounds": Rule(about=("rewards.LABEL.parts[].clip",), text="A lower bound lies below the upper one.", check=reward_rules.part_bounds),
+    "part-bounds": Rule(
+        about=("rewards.LABEL.parts[].clip", "rewards.LABEL.parts[].timeout_seconds"),
+        text="A lower bound lies below the upper one; time limits of models are their own.",
+        check=reward_rules.part_bounds,
+    ),
     "reward-bounds": Rule(about=("reward_shaping.clip",), text="A lower bound lies below the upper one.", check=reward_rules.reward_bounds),
     "truncation": Rule(
         about=("reward_shaping.truncated", "reward_shaping.truncated_factor", "reward_shaping.missing_eos_penalty"),

@@ -23,6 +23,12 @@ ALONE = ["rollout.samples_per_prompt=1", "algorithm.advantage.kind=reinforce"]
 HTTP = "models.scorers.service={kind: http, urls: ['http://x']}"
 JUDGE = "models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}'"
 BREACHES = [
+    (
+        "part-bounds",
+        ["models.scorers.s={kind: http, urls: ['http://x']}", "rewards.default.parts=[{model: s, timeout_seconds: 3}]"],
+        "rewards.default.parts[0].timeout_seconds",
+        "has no effect with `model`",
+    ),
     *(
         ("vllm-together", [f"rollout={{engine: vllm, {name}, vllm: {{tensor_parallel: 2}}}}"], f"rollout.{key}", "needs `rollout.vllm.tensor_parallel: 1`")
         for key, name in (("by_label", "by_label: {default: {top_p: 0.9}}"), ("over_sample", "over_sample: {}"))
