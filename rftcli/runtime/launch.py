@@ -66,7 +66,7 @@ def launch(
             watch.look()
             if stops.now or watch.broken or way.abandoned:
                 end(launcher, way, watch, KILL_GRACE_SECONDS)
-            return launcher.poll() is not None
+            return launcher.poll() is not None or watch.finished
 
         audience = Audience(observers)
         try:

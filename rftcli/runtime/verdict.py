@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import signal
 import tempfile
 import time
@@ -45,6 +46,9 @@ class Watch(Protocol):
 
     @property
     def started(self) -> bool: ...
+
+    @property
+    def finished(self) -> bool: ...
 
     @property
     def note(self) -> str | None: ...
@@ -98,6 +102,12 @@ class RankWatch:
     def started(self) -> bool:
         """Has any rank said that it is there?"""
         return bool(self._pids)
+
+    @property
+    def finished(self) -> bool:
+        """Have all ranks said that they are done, and gone? Their launcher, which looks once a second, need not be waited for then."""
+        done = (self.attempt.ranks / f"rank_{rank}.done" for rank in range(self.ranks))
+        return self.ranks > 0 and len(self._pids) == self.ranks and all(path.exists() for path in done) and not self.living()
 
     def living(self) -> list[int]:
         """Pids of ranks that are still there."""
@@ -247,7 +257,8 @@ def first_cause(attempt: AttemptDir, watch: Watch) -> str:
     silent = [rank for rank in watch.vanished if rank not in spoken]
     if silent:
         rank = silent[0]
-        how = watch.lost.get(rank) or _how(watch.statuses.get(rank))
+        status = watch.statuses.get(rank, _told_by_launcher(attempt.logs / "launcher.log"))
+        how = watch.lost.get(rank) or _how(status)
         return f"rank {rank} ({watch.who(rank)}) died without a word{how}; last lines of {attempt.log(rank)}:\n{_tail(attempt.log(rank))}"
     if records:
         first = min(records, key=lambda r: r["time"])
@@ -268,6 +279,22 @@ def _how(status: int | None) -> str:
         return f", exit code {status >> 8}"
     why = " (the kernel does that when memory runs out: see `dmesg`)" if number == signal.SIGKILL else ""
     return f", killed by {signal.Signals(number).name}{why}"
+
+
+_RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
+
+
+def _told_by_launcher(log: Path) -> int | None:
+    """Wait status of the rank that a launcher found dead, for one that its parent took away before anybody else had looked. None: not told, or several
+    ends are, and nobody can say whose they are. A rank that dies without a word was killed by a signal if any rank was."""
+    if not log.is_file():
+        return None
+    codes = {int(code) for code in _RETURN_CODE.findall(log.read_text(errors="replace"))}
+    likely = {code for code in codes if code < 0} or codes
+    if len(likely) != 1:
+        return None
+    code = likely.pop()
+    return -code if code < 0 else code << 8
 
 
 def _tail(path: Path) -> str:

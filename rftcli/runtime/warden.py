@@ -195,6 +195,11 @@ class FarWatch:
         return bool(self._pulses)
 
     @property
+    def finished(self) -> bool:
+        """The wardens and launchers of the nodes end by themselves, and are waited for."""
+        return False
+
+    @property
     def note(self) -> str | None:
         return self._missing
 

@@ -64,6 +64,42 @@ def test_a_killed_rank_is_named(attempt: AttemptDir) -> None:
     assert "learning" in cause
 
 
+@pytest.mark.parametrize(
+    ("told", "how"),
+    [
+        ("localhost: ['python', 'rank'] exits with return code = -9\n127.0.0.1: ['python', 'rank'] exits with return code = 1\n", ", killed by SIGKILL"),
+        ("['python', 'rank'] exits with return code = -11\n", ", killed by SIGSEGV"),
+        ("['python', 'rank'] exits with return code = 3\n", ", exit code 3"),
+        ("a: exits with return code = -9\nb: exits with return code = -11\n", ";"),
+        ("nothing of the kind\n", ";"),
+    ],
+)
+def test_the_launcher_that_saw_how_a_rank_ended_is_asked(attempt: AttemptDir, told: str, how: str) -> None:
+    """Its parent may take a dead process away before anybody else has looked."""
+    process = stand_in(attempt, 1)
+    watch = RankWatch(attempt, 2)
+    watch.look()
+    process.kill()
+    process.wait()
+    watch.look()
+    (attempt.logs / "launcher.log").write_text(told)
+    assert watch.statuses == {} and f"died without a word{how}" in first_cause(attempt, watch)
+
+
+def test_finished_when_every_rank_has_said_so_and_gone(attempt: AttemptDir) -> None:
+    processes = [stand_in(attempt, rank) for rank in range(2)]
+    watch = RankWatch(attempt, 2)
+    watch.look()
+    for rank, process in enumerate(processes):
+        (attempt.ranks / f"rank_{rank}.done").write_text("")
+        assert not watch.finished
+        process.kill()
+        process.wait()
+    watch.look()
+    assert watch.finished and watch.vanished == []
+    assert not RankWatch(attempt, 2).finished  # nothing has been seen yet
+
+
 def test_a_rank_that_is_done_has_not_vanished(attempt: AttemptDir) -> None:
     process = stand_in(attempt, 0)
     watch = RankWatch(attempt, 1)
