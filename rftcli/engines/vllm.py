@@ -13,19 +13,16 @@ decoded together, so samples are not promised to repeat. What it leaves out: ser
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
 
 from rftcli.engines import vllm_settings, vllm_weights
-from rftcli.engines.finish import StopRule, completion, is_greedy, stop_rule
+from rftcli.engines.finish import is_greedy, stop_rule
+from rftcli.engines.separate import Row, completed, own_randomness, split, united, usable
 from rftcli.errors import MachineError, RftError, UsageError
 from rftcli.protocols import Weights, World
 from rftcli.types import Completion, FinishReason, Request, SamplingSettings
@@ -35,18 +32,6 @@ QUIET = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.model_execut
 """They warn at every push of layers without weights of their own: rotary tables, a head that shares the embedding's."""
 FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
 """Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """One sample as the engine needs it. `request` None: it is another rank's of the same engine."""
-
-    prefix: tuple[int, ...]
-    """Prompt and what an earlier rollout has sampled."""
-    draw: int
-    sample: int
-    done: int
-    request: Request | None = None
 
 
 class VLLMSampler:
@@ -93,32 +78,22 @@ class VLLMSampler:
 
         Raises RftError for an engine without the trainer's newest weights, UsageError for an empty prompt and for what vLLM cannot do.
         """
-        version = self._current()
-        for request in requests:
-            if not request.prompt.token_ids:
-                raise UsageError(f"prompt {request.prompt.row_id} has no tokens", hint="every row needs a prompt of at least one token")
+        version = usable(self.version, self._newest)
         rule = stop_rule(settings, self._eos_ids, self._decode)
-        mine: list[_Row] = []
-        for request in requests:
-            for sample in request.samples:
-                row = _row(request, sample)
-                earlier = row.prefix[len(request.prompt.token_ids) :]
-                finish = rule.finished(earlier)
-                if finish is None:
-                    mine.append(row)
-                else:
-                    yield self._completed(row, (), None, finish, settings, version)
-        rows = self._united(mine)
+        mine, finished = split(requests, rule)
+        for row, finish in finished:
+            yield completed(row, (), None, finish, settings, version, self._decode)
+        rows = united(mine, self._world, self._together)
         if rows:
             self._wake()
-            with _own_randomness(self._device, vllm_settings.rollout_seed(settings.seed, [row.draw for row in rows])):
-                yield from self._run(rows, settings, rule, version)
+            with own_randomness(self._device, vllm_settings.rollout_seed(settings.seed, [row.draw for row in rows])):
+                yield from self._run(rows, settings, version)
 
     def load(self, weights: Weights, version: int) -> None:
         """Take over weights in place. RftError where they do not arrive; the engine then has none."""
         self.version = None
         self._wake("weights")
-        with _own_randomness(self._device):
+        with own_randomness(self._device):
             vllm_weights.push(self._llm, weights, dtype=self._dtype, model=self._model, check=self._check or self._unproved)
         self._unproved = False
         self._llm.reset_prefix_cache()
@@ -138,14 +113,6 @@ class VLLMSampler:
 
     # its parts
 
-    def _current(self) -> int:
-        newest = None if self._newest is None else self._newest()
-        if self.version is None:
-            raise RftError("the engine has no weights yet: they are pushed before it samples")
-        if newest is not None and newest != self.version:
-            raise RftError(f"the engine has the weights of version {self.version}, the trainer is at {newest}")
-        return self.version
-
     def _wake(self, *tags: str) -> None:
         """Weights alone for a push; everything before sampling."""
         due = sorted(self._asleep & set(tags)) if tags else sorted(self._asleep, reverse=True)  # weights before cache
@@ -153,19 +120,7 @@ class VLLMSampler:
             self._llm.wake_up(tags=[tag])
         self._asleep -= set(due)
 
-    def _united(self, mine: Sequence[_Row]) -> list[_Row]:
-        """The rows of all ranks of this engine, in rank order; the others' without their requests. Collective where engines are shared."""
-        if self._together == 1:
-            return list(mine)
-        told = self._world.gather([(row.prefix, row.draw, row.sample, row.done) for row in mine])
-        first = self._world.rank // self._together * self._together
-        rows: list[_Row] = []
-        for rank in range(first, first + self._together):
-            others = [_Row(prefix=prefix, draw=draw, sample=sample, done=done) for prefix, draw, sample, done in told[rank]]
-            rows += mine if rank == self._world.rank else others
-        return rows
-
-    def _run(self, rows: Sequence[_Row], settings: SamplingSettings, rule: StopRule, version: int) -> Iterator[Completion]:
+    def _run(self, rows: Sequence[Row], settings: SamplingSettings, version: int) -> Iterator[Completion]:
         engine, waiting = self._llm.llm_engine, {}
         shared = vllm_settings.arguments(settings, self._eos_ids, self._tokenizer, self._fields)
         try:
@@ -194,30 +149,12 @@ class VLLMSampler:
                     if finish is None:
                         raise RftError(f"vLLM ended a completion with `{made.finish_reason}`", hint="its log above says why")
                     logprobs = _sampled(made, greedy=is_greedy(row.sample, settings)) if settings.logprobs else None
-                    yield self._completed(row, tuple(made.token_ids), logprobs, finish, settings, version)
+                    yield completed(row, made.token_ids, logprobs, finish, settings, version, self._decode)
             if waiting:
                 raise RftError(f"vLLM lost {len(waiting)} completions")
         finally:
             if waiting:
                 engine.abort_request(list(waiting))
-
-    def _completed(
-        self, row: _Row, new: tuple[int, ...], logprobs: tuple[float, ...] | None, finish: FinishReason, settings: SamplingSettings, version: int
-    ) -> Completion:
-        request = row.request
-        assert request is not None
-        earlier = request.partial.get(row.sample)
-        before = () if earlier is None else earlier.logprobs
-        known = settings.logprobs and before is not None and (logprobs is not None or not new)
-        return completion(
-            request,
-            row.sample,
-            ids=(*row.prefix[len(request.prompt.token_ids) :], *new),
-            logprobs=(*before, *(logprobs or ())) if known else None,
-            finish=finish,
-            version=version,
-            decode=self._decode,
-        )
 
 
 def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Callable[..., Any], tuple[str, ...], bool]:
@@ -239,7 +176,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
     asked = {name: value for name, value in arguments.items() if name in known} | dict(options)
     if "graphs_up_to" in arguments:
         asked["compilation_config"] = _graphs(arguments["graphs_up_to"]) | dict(options.get("compilation_config", {}))
-    with _own_randomness(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")):
+    with own_randomness(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")):
         try:
             llm = LLM(folder, **asked)
         except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
@@ -265,12 +202,6 @@ def _runner_module(worker: Any) -> str:
     return type(worker.model_runner).__module__
 
 
-def _row(request: Request, sample: int) -> _Row:
-    earlier = request.partial.get(sample)
-    ids = () if earlier is None else tuple(earlier.ids)
-    return _Row(prefix=(*request.prompt.token_ids, *ids), draw=request.prompt.draw, sample=sample, done=len(ids), request=request)
-
-
 def _form(structured: Mapping[str, Any]) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -285,18 +216,3 @@ def _sampled(made: Any, *, greedy: bool) -> tuple[float, ...]:
     if hasattr(found, "start_indices"):  # flat: one list for all positions, the sampled token first in each
         return tuple(found.logprobs[place] for place in found.start_indices)
     return tuple(entry[token].logprob for entry, token in zip(found, made.token_ids, strict=True))
-
-
-@contextmanager
-def _own_randomness(device: torch.device, seed: int | None = None) -> Iterator[None]:
-    """vLLM draws from, and seeds, the generators of the whole process: they are put back, so that the trainer's stay as they were."""
-    python, numbers = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device.index or 0]):
-        if seed is not None:
-            torch.manual_seed(seed)
-            np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numbers)

@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
-from rftcli.engines.vllm import VLLMSampler, _own_randomness
-from rftcli.engines.vllm_weights import Sums, bit_sum, compare, file_form, fused_name, push
+from rftcli.engines.separate import own_randomness
+from rftcli.engines.vllm import VLLMSampler
+from rftcli.engines.vllm_weights import push
+from rftcli.engines.weights import Sums, bit_sum, compare, file_form, fused_name
 from rftcli.errors import RftError, UsageError
 from rftcli.runtime.world import SoloWorld
 from rftcli.types import FinishReason, SamplingSettings, TokenTrace
@@ -219,7 +221,7 @@ def test_the_trainers_generators_stay_as_they_were(kit) -> None:
     random.seed(5)
     before, python = torch.get_rng_state(), random.getstate()
     list(sampler.generate([kit.make_request(0, [5])], settings()))
-    with _own_randomness(torch.device("cpu"), 1):
+    with own_randomness(torch.device("cpu"), 1):
         torch.rand(3)
         random.random()
     assert torch.equal(torch.get_rng_state(), before) and random.getstate() == python
