@@ -13,12 +13,13 @@ from rftcli.plan.plan import Plan
 from rftcli.protocols import World
 from rftcli.runtime.build import device_of, make_sampler
 from rftcli.runtime.emit import Emitter
+from rftcli.runtime.engine_folder import whole_weights
 from rftcli.runtime.inputs import make_answers, make_desk, make_eval_scorer, make_eval_sets, search_paths
 from rftcli.runtime.models import load_model, make_policy, make_tokenizer
 from rftcli.runtime.parts import PartFile
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
 from rftcli.runtime.scorers import fill_desk
-from rftcli.runtime.vllm_engine import make_vllm, whole_weights
+from rftcli.runtime.vllm_engine import make_vllm
 from rftcli.stages.evaluate import evaluate
 
 

@@ -1,19 +1,12 @@
 """A vLLM engine for a rank, from the plan: the folder it reads its configuration from, its arguments, its environment.
 
-It is started with random weights, so that nothing is read twice, and GGUF files, adapters, quantised weights and grown vocabularies need no special
-way: what the trainer holds is pushed before the first rollout. Leaves out sampling and pushing (`engines.vllm`).
+Leaves out the folder itself (`engine_folder`), sampling and pushing (`engines.vllm`).
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +15,11 @@ from rftcli.algo.keyed import key64
 from rftcli.engines.table import sampler_class
 from rftcli.engines.vllm_settings import needs_tokenizer
 from rftcli.models.load import DTYPES
-from rftcli.models.lora import Adapter
 from rftcli.plan.plan import Plan
 from rftcli.plan.plan_engine import VllmPlan
-from rftcli.probe.cache import user_cache_dir
 from rftcli.protocols import Sampler, World
 from rftcli.runtime.emit import Emitter
+from rftcli.runtime.engine_folder import config_folder
 
 ALWAYS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """The engine core runs in this process: weights are written into its model."""
@@ -95,38 +87,3 @@ def arguments(plan: Plan, vllm: VllmPlan, world: World, device: torch.device, *,
         # the cache has its own size; vLLM refuses to start where less than this share is free
         found["gpu_memory_utilization"] = max(0.01, min(vllm.memory_share or 1.0, int(free / total * 100) / 100 - 0.01))
     return found
-
-
-def config_folder(model: Any, tokenizer: Any | None, dtype: str) -> Path:
-    """A folder with the model's configuration, and the tokenizer if one is given, but no weights. It is named by what is in it: vLLM keeps what it
-    has compiled by the folder's name."""
-    place = user_cache_dir().with_name("engines")
-    place.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=place))
-    config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # what is pushed is unpacked
-    config.architectures = [type(model).__name__]
-    config.dtype = DTYPES[dtype]
-    config.save_pretrained(fresh)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(fresh)
-    digest = hashlib.sha256()
-    for path in sorted(fresh.rglob("*")):
-        if path.is_file():
-            digest.update(f"{path.relative_to(fresh)}\0".encode() + path.read_bytes())
-    target = place / digest.hexdigest()[:32]
-    try:
-        fresh.rename(target)
-    except OSError:  # another rank, or an earlier run, was first
-        shutil.rmtree(fresh, ignore_errors=True)
-    return target
-
-
-def whole_weights(model: Any, adapter: Adapter | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of a model that no trainer has sharded, adapter merged in."""
-    if adapter is not None:
-        yield from adapter.merged(lambda parameters: nullcontext())
-        return
-    for name, parameter in model.named_parameters():
-        yield name, parameter.data

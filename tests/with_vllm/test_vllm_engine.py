@@ -16,7 +16,8 @@ from rftcli.engines.vllm import VLLMSampler, start
 from rftcli.engines.vllm_weights import held_by
 from rftcli.errors import RftError
 from rftcli.models.load import load_causal_lm, load_tokenizer
-from rftcli.runtime.vllm_engine import ALWAYS, UNLESS_SET, config_folder
+from rftcli.runtime.engine_folder import config_folder
+from rftcli.runtime.vllm_engine import ALWAYS, UNLESS_SET
 from rftcli.runtime.world import SoloWorld
 from rftcli.types import Completion, FinishReason, Prompt, Request, SamplingSettings
 

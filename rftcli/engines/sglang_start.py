@@ -1,0 +1,170 @@
+"""Starting SGLang's offline engine beside a trainer, and ending it, so that the trainer's process stays its own.
+
+SGLang is made to own its process: it sets environment variables, signal handlers, the root logger, the event loops' policy and the way processes are
+started, and it ends by killing every child of its parent. All of that is put back here, and only its own processes are ended.
+
+What a release can do is looked up by the names of its arguments and methods, never by its version. What it leaves out: the plan's arguments
+(`runtime.sglang_engine`), sampling (`sglang`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import inspect
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rftcli.engines import sglang_worker
+from rftcli.engines.separate import own_randomness
+from rftcli.engines.sglang_weights import Pack
+from rftcli.errors import MachineError, RftError, UsageError
+
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+"""A trainer's place in its job: the engine's processes are a job of their own."""
+ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+"""The room that SGLang wants behind the longest sequence may lie behind the model's last position, where nothing is ever computed."""
+OTHER_NAMES = {"cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
+"""Argument -> its name in later releases."""
+HINT = "`rollout.engine: hf` runs everywhere; memory: `rollout.sglang.memory_share`, `max_sequences`, `max_model_tokens`"
+TAKEN_OVER = (signal.SIGTERM, signal.SIGQUIT)
+END_SECONDS = 10.0
+"""That a process of the engine gets between being asked to end and being ended."""
+
+
+class EngineDied(RftError):
+    """A process of the engine has ended by itself: nothing more can be asked of it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """A running engine and what this release of it can do."""
+
+    engine: Any
+    loop: Any
+    """The event loop that its calls run in; it stands still between them."""
+    processes: Sequence[Any]
+    seeded: bool
+    """Rows have seeds of their own."""
+    keeps_weights: bool
+    """Weights that are given up while it sleeps come back by themselves."""
+    checkable: bool
+    """It can call a function of ours on its model."""
+    pack: Pack | None
+    """None: weights travel as lists of tensors."""
+
+    def end(self) -> None:
+        """End its processes, and only those."""
+        atexit.unregister(self.end)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's own watch reports every process that ends
+        for act in ("terminate", "kill"):
+            alive = [process for process in self.processes if process.is_alive()]
+            for process in alive:
+                getattr(process, act)()
+            for process in alive:
+                process.join(END_SECONDS / max(1, len(alive)))
+
+
+def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> Running:
+    """A running engine with random weights. `folder` holds the model's configuration; `arguments` are the plan's, `options` the person's; what this
+    SGLang does not know of the first is left out. Raises MachineError where SGLang is missing, UsageError for what it refuses."""
+    try:
+        import sglang
+        from sglang.srt.server_args import ServerArgs
+    except ImportError as error:
+        raise MachineError(f"rollout.engine sglang needs the package `sglang`: {error}", hint="pip install 'rftcli[sglang]'") from error
+    known = set(inspect.signature(ServerArgs).parameters)
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise UsageError(f"rollout.sglang.options: this version of SGLang has no argument `{unknown[0]}`")
+    wanted = {**arguments, "nccl_port": _free_port(), "custom_weight_loader": [sglang_worker.NAME], "custom_sigquit_handler": died}
+    named = {name if name in known else OTHER_NAMES.get(name, name): value for name, value in wanted.items()}
+    asked = {name: value for name, value in named.items() if name in known} | dict(options)
+    before = multiprocessing.active_children()
+    with own_randomness(device), _own_process():
+        try:
+            engine = sglang.Engine(model_path=folder, **asked)
+            atexit.unregister(engine.shutdown)
+            engine.flush_cache()  # its first call takes signals over
+        except (ValueError, TypeError, NotImplementedError, RuntimeError, AssertionError, EOFError, EngineDied) as error:
+            raise UsageError(f"SGLang does not start: {str(error).strip() or type(error).__name__}", hint=HINT) from error
+        loop = getattr(engine, "loop", None) or asyncio.get_event_loop_policy().get_event_loop()
+        for number in TAKEN_OVER:
+            loop.remove_signal_handler(number)
+    found = Running(
+        engine=engine,
+        loop=loop,
+        processes=[process for process in multiprocessing.active_children() if process not in before],
+        seeded=bool(asked.get("enable_deterministic_inference", False)),
+        keeps_weights=bool(asked.get("enable_weights_cpu_backup", False)),
+        checkable="custom_weight_loader" in known,
+        pack=_pack(),
+    )
+    atexit.register(found.end)  # a run that fails does not leave them behind, nor wait for them
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGQUIT, died)
+    return found
+
+
+def died(number: int, frame: Any) -> None:
+    """The handler of the signal that SGLang's processes send when they fail."""
+    raise EngineDied("a process of SGLang's engine has ended", hint="its last lines in this rank's log say why")
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def _pack() -> Pack | None:
+    """How this release packs a flat bucket of tensors of any type; None where it cannot."""
+    try:
+        from sglang.srt.utils import MultiprocessingSerializer
+        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+    except ImportError:
+        return None
+
+    def pack(named: list[tuple[str, torch.Tensor]]) -> Any:
+        bucket = FlattenedTensorBucket(named_tensors=named)
+        return MultiprocessingSerializer.serialize({"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()})
+
+    return pack if getattr(FlattenedTensorBucket, "supports_multi_dtypes", False) else None
+
+
+@contextmanager
+def _own_process() -> Iterator[None]:
+    """What SGLang changes of the process is as before, in the end."""
+    environment, method, policy = dict(os.environ), multiprocessing.get_start_method(allow_none=True), asyncio.get_event_loop_policy()
+    handlers, level = logging.root.handlers[:], logging.root.level
+    signals = _handlers()
+    for name in PLACE:
+        os.environ.pop(name, None)
+    os.environ.update(ENVIRONMENT)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        multiprocessing.set_start_method(method, force=True)
+        asyncio.set_event_loop_policy(policy)
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
+        for number, handler in signals.items():
+            signal.signal(number, handler)
+
+
+def _handlers() -> dict[int, Callable[..., Any] | int | None]:
+    """Of the signals that SGLang takes over; only the main thread may set any."""
+    return {number: signal.getsignal(number) for number in TAKEN_OVER} if threading.current_thread() is threading.main_thread() else {}

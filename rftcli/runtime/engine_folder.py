@@ -1,0 +1,57 @@
+"""What an engine of its own model is given of the trainer's: a folder to read its configuration from, and whole weights.
+
+It is started with random weights, so that nothing is read twice, and GGUF files, adapters, quantised weights and grown vocabularies need no special
+way: what the trainer holds is pushed before the first rollout. Leaves out sampling and pushing (`engines`).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rftcli.models.load import DTYPES
+from rftcli.models.lora import Adapter
+from rftcli.probe.cache import user_cache_dir
+
+
+def config_folder(model: Any, tokenizer: Any | None, dtype: str) -> Path:
+    """A folder with the model's configuration, and the tokenizer if one is given, but no weights. It is named by what is in it: an engine may keep
+    what it has compiled by the folder's name."""
+    place = user_cache_dir().with_name("engines")
+    place.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=place))
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # what is pushed is unpacked
+    config.architectures = [type(model).__name__]
+    config.dtype = DTYPES[dtype]
+    config.save_pretrained(fresh)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(fresh)
+    digest = hashlib.sha256()
+    for path in sorted(fresh.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(fresh)}\0".encode() + path.read_bytes())
+    target = place / digest.hexdigest()[:32]
+    try:
+        fresh.rename(target)
+    except OSError:  # another rank, or an earlier run, was first
+        shutil.rmtree(fresh, ignore_errors=True)
+    return target
+
+
+def whole_weights(model: Any, adapter: Adapter | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of a model that no trainer has sharded, adapter merged in."""
+    if adapter is not None:
+        yield from adapter.merged(lambda parameters: nullcontext())
+        return
+    for name, parameter in model.named_parameters():
+        yield name, parameter.data

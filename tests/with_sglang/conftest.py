@@ -1,0 +1,7 @@
+"""Tests with the real SGLang, in an environment of its own. The usual suite does not come here."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("sglang", reason="an environment with SGLang has it")
