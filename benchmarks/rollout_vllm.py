@@ -27,7 +27,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from rftcli.builtin import builtin_path
 from rftcli.engines.vllm import VLLMSampler, start
 from rftcli.models.load import DTYPES, load_causal_lm, load_tokenizer
-from rftcli.runtime.vllm_engine import ALWAYS, UNLESS_SET, config_folder
+from rftcli.runtime.engine_folder import config_folder
+from rftcli.runtime.vllm_engine import ALWAYS, UNLESS_SET
 from rftcli.runtime.world import SoloWorld
 from rftcli.types import Prompt, Request, SamplingSettings
 

@@ -98,12 +98,13 @@ class SGLangSampler:
                 pass
         else:
             check = self._check or (self._unproved and self._running.checkable)
-            with own_randomness(self._device):
+            with self._running.alive() as engine, own_randomness(self._device):
                 sglang_weights.push(
-                    self._running.engine, weights, dtype=self._dtype, device=self._device, model=self._model, check=check,
+                    engine, weights, dtype=self._dtype, device=self._device, model=self._model, check=check,
                     pack=self._running.pack, parts=self._together,
                 )  # fmt: skip
-            self._flush()
+                if not engine.flush_cache().success:
+                    raise RftError("SGLang's prefix cache still holds what older weights computed: it could not be emptied")
         self._unproved = False
         self.version = version
 
@@ -112,7 +113,8 @@ class SGLangSampler:
         if not self._level or self._asleep:
             return
         if self._running is not None:
-            self._running.engine.release_memory_occupation(tags=list(TAGS))
+            with self._running.alive() as engine:
+                engine.release_memory_occupation(tags=list(TAGS))
         self._asleep = set(TAGS)
         if self._level == 2 or (self._running is not None and not self._running.keeps_weights):
             self.version = None
@@ -130,13 +132,9 @@ class SGLangSampler:
         """Weights alone for a push; everything before sampling."""
         due = [tag for tag in TAGS if tag in self._asleep and (not tags or tag in tags)]
         if due and self._running is not None:
-            self._running.engine.resume_memory_occupation(tags=due)
+            with self._running.alive() as engine:
+                engine.resume_memory_occupation(tags=due)
         self._asleep -= set(due)
-
-    def _flush(self) -> None:
-        assert self._running is not None
-        if not self._running.engine.flush_cache().success:
-            raise RftError("SGLang's prefix cache still holds what older weights computed: it could not be emptied")
 
     def _shared(self, rows: Sequence[Row], settings: SamplingSettings) -> list[tuple[int, Made]]:
         """The first rank of an engine samples for all of them. Collective."""
@@ -156,18 +154,19 @@ class SGLangSampler:
     def _made(self, rows: Sequence[Row], settings: SamplingSettings) -> Iterator[tuple[int, Made]]:
         """(place of a row, what was sampled of it), as they finish."""
         shared = sglang_settings.arguments(settings, self._eos_ids, self._tokenizer)
+        running = self._running
         if not rows:
             return
-        assert self._running is not None
+        assert running is not None
         self._wake()
-        engine, loop = self._running.engine, self._running.loop
+        with running.alive() as engine:
+            loop = running.loop
         over: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
-        async def ask(place: int, name: str, greedy: bool) -> None:
+        async def ask(place: int, name: str) -> None:
             row = rows[place]
-            own = sglang_settings.of_row(
-                shared, settings, draw=row.draw, sample=row.sample, done=row.done, seeded=self._running.seeded, greedy=greedy
-            )
+            greedy = is_greedy(row.sample, settings)
+            own = sglang_settings.of_row(shared, settings, draw=row.draw, sample=row.sample, done=row.done, seeded=running.seeded, greedy=greedy)
             try:
                 found = await engine.async_generate(input_ids=list(row.prefix), sampling_params=own, return_logprob=settings.logprobs, rid=name)
             except Exception as error:  # whatever it is belongs to this row, and is told by whoever reads it
@@ -175,10 +174,11 @@ class SGLangSampler:
             over.put_nowait((place, found))
 
         names = [f"rft-{next(self._numbers)}" for _ in rows]
-        tasks = [loop.create_task(ask(place, name, is_greedy(rows[place].sample, settings))) for place, name in enumerate(names)]
+        tasks = [loop.create_task(ask(place, name)) for place, name in enumerate(names)]
         try:
             for _ in rows:
-                place, found = loop.run_until_complete(over.get())
+                with running.alive():
+                    place, found = loop.run_until_complete(over.get())
                 yield place, _answer(found, settings, greedy=is_greedy(rows[place].sample, settings))
         except EngineDied:
             raise

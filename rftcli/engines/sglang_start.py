@@ -42,6 +42,9 @@ END_SECONDS = 10.0
 """That a process of the engine gets between being asked to end and being ended."""
 
 
+DIED = "a process of SGLang's engine has ended: its last lines in this rank's log say why"
+
+
 class EngineDied(RftError):
     """A process of the engine has ended by itself: nothing more can be asked of it."""
 
@@ -62,6 +65,29 @@ class Running:
     """It can call a function of ours on its model."""
     pack: Pack | None
     """None: weights travel as lists of tensors."""
+    dead: bool = False
+
+    @contextmanager
+    def alive(self) -> Iterator[Any]:
+        """The engine, for as long as it is asked something. EngineDied where its processes end meanwhile, or have ended before."""
+        if self.dead:
+            raise EngineDied(DIED)
+        try:
+            yield self.engine
+        except RuntimeError as error:  # a loop that is stopped says so with this one
+            if self.dead:
+                raise EngineDied(DIED) from error
+            raise
+
+    def died(self, number: int, frame: Any) -> None:
+        """The handler of the signal that SGLang's processes send when they fail. What waits for them is waiting in the loop: an error raised there
+        would only be logged."""
+        self.dead = True
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise EngineDied(DIED) from None
+        loop.call_soon_threadsafe(loop.stop)
 
     def end(self) -> None:
         """End its processes, and only those."""
@@ -88,7 +114,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any],
     unknown = [name for name in options if name not in known]
     if unknown:
         raise UsageError(f"rollout.sglang.options: this version of SGLang has no argument `{unknown[0]}`")
-    wanted = {**arguments, "nccl_port": _free_port(), "custom_weight_loader": [sglang_worker.NAME], "custom_sigquit_handler": died}
+    wanted = {**arguments, "nccl_port": _free_port(), "custom_weight_loader": [sglang_worker.NAME], "custom_sigquit_handler": failed_to_start}
     named = {name if name in known else OTHER_NAMES.get(name, name): value for name, value in wanted.items()}
     asked = {name: value for name, value in named.items() if name in known} | dict(options)
     before = multiprocessing.active_children()
@@ -100,8 +126,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any],
         except (ValueError, TypeError, NotImplementedError, RuntimeError, AssertionError, EOFError, EngineDied) as error:
             raise UsageError(f"SGLang does not start: {str(error).strip() or type(error).__name__}", hint=HINT) from error
         loop = getattr(engine, "loop", None) or asyncio.get_event_loop_policy().get_event_loop()
-        for number in TAKEN_OVER:
-            loop.remove_signal_handler(number)
+        loop.run_until_complete(_without_signals())
     found = Running(
         engine=engine,
         loop=loop,
@@ -113,13 +138,19 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any],
     )
     atexit.register(found.end)  # a run that fails does not leave them behind, nor wait for them
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGQUIT, died)
+        signal.signal(signal.SIGQUIT, found.died)
     return found
 
 
-def died(number: int, frame: Any) -> None:
-    """The handler of the signal that SGLang's processes send when they fail."""
-    raise EngineDied("a process of SGLang's engine has ended", hint="its last lines in this rank's log say why")
+def failed_to_start(number: int, frame: Any) -> None:
+    """The handler of the signal that SGLang's processes send when they fail, until the engine runs."""
+    raise EngineDied(DIED)
+
+
+async def _without_signals() -> None:
+    """The loop's own handlers end; some loops let go of them only while they run."""
+    for number in TAKEN_OVER:
+        asyncio.get_running_loop().remove_signal_handler(number)
 
 
 def _free_port() -> int:

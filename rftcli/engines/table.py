@@ -20,4 +20,5 @@ SAMPLERS: dict[str, str] = {
     "hf": "rftcli.engines.hf:HFSampler",
     "fake": "rftcli.engines.fake:FakeSampler",
     "vllm": "rftcli.engines.vllm:VLLMSampler",
+    "sglang": "rftcli.engines.sglang:SGLangSampler",
 }

@@ -1,16 +1,13 @@
-"""Which engine samples, and everything a vLLM engine is started with."""
+"""Which engine samples, and what a vLLM engine is started with."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rftcli.plan import engine_memory, memory
-from rftcli.plan.compile_models import trained_parameters, trains_in
-from rftcli.plan.compile_ppo import all_parameters
-from rftcli.plan.compile_precision import keeping
+from rftcli.plan.compile_engine import own_engine
 from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.compile_sglang import sglang
 from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import BatchPlan, LearnerPlan, ModelPlan, RolloutPlan, WorldPlan
 from rftcli.plan.plan_engine import VllmPlan
@@ -19,29 +16,18 @@ from rftcli.plan.plan_models import ReferencePlan
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
-MOST_SEQUENCES = 1024
-"""Of one engine where the recipe leaves it to the plan: a decode step of more gains little, and their scores take memory."""
-SEQUENCE_MULTIPLE = 8
-"""Graphs are captured at multiples of it."""
-UNKNOWN_SHARE = 0.4
-"""Of a GPU for the engine where the model's size is not known before it is loaded."""
-CPU_CACHE_SHARE = 0.25
-"""Of a rank's part of the machine's memory, at most, for the cache on a CPU."""
-HOST_SHARE = 0.4
-"""Of the machine's memory that the weights of sleeping engines may take; above it they are given up and pushed anew."""
-
 
 def with_engine(
     plan: RolloutPlan | None, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan | None,
     batch: BatchPlan | None, reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
 ) -> RolloutPlan | None:  # fmt: skip
-    """The rollout with its engine chosen, and planned where it is vLLM."""
+    """The rollout with its engine chosen, and planned where it has a model of its own."""
     if plan is None or learner is None or batch is None:
         return plan
     engine, why = choice(recipe, facts, world)
-    if engine == "vllm":
+    if engine in PLANNED:
         own, told = [], []
-        found = _vllm(plan, recipe, facts, world, policy, learner, batch, reference, critic, own, told)
+        found = PLANNED[engine](plan, recipe, facts, world, policy, learner, batch, reference, critic, own, told)
         unfit = next((problem.message for problem in own if problem.path == "rollout.engine"), None)
         if recipe.rollout.engine == "auto" and unfit is not None:
             engine, why = "hf", f"vllm is there, but {unfit}"
@@ -49,9 +35,11 @@ def with_engine(
             problems += own
     if recipe.rollout.engine == "auto":
         notes.append(f"rollout.engine {engine}: {why}")
-    if engine != "vllm":
-        if recipe.rollout.vllm != type(recipe.rollout.vllm)():
-            notes.append(f"rollout.vllm has no effect: the engine is {engine}")
+    for name in PLANNED:
+        section = getattr(recipe.rollout, name)
+        if name != engine and section != type(section)():
+            notes.append(f"rollout.{name} has no effect: the engine is {engine}")
+    if engine not in PLANNED:
         return replace(plan, engine=engine)
     notes += told
     return found
@@ -61,27 +49,12 @@ def _vllm(
     plan: RolloutPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan, batch: BatchPlan,
     reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
 ) -> RolloutPlan:  # fmt: skip
-    if recipe.rollout.hf != type(recipe.rollout.hf)():
-        notes.append("rollout.hf has no effect: the engine is vllm")
-    needs = engine_needs(recipe)
-    _check(recipe, facts, world, needs, problems)
     section = recipe.rollout.vllm
-    longest = needs if section.max_model_tokens == "auto" else section.max_model_tokens
-    sequences = _sequences(recipe, world) if section.max_sequences == "auto" else section.max_sequences
-    vllm = VllmPlan(
-        tensor_parallel=section.tensor_parallel,
-        max_model_tokens=longest,
-        max_sequences=sequences,
-        memory_share=None,
-        cache_bytes=None,
-        sleep=0,
-        graphs=world.device == "cuda" and not section.options.get("enforce_eager", False),
-        seeds=section.seeds,
-        check_weights=section.check_weights,
-        lora=section.lora,
-        options=dict(section.options),
+    graphs = not section.options.get("enforce_eager", False)
+    vllm = own_engine(
+        VllmPlan, "vllm", "vLLM", graphs, recipe, facts, world, policy, learner, batch, reference, critic, problems, notes
     )
-    vllm = _with_memory(vllm, recipe, facts, world, policy, learner, batch, reference, critic, problems, notes)
+    vllm = replace(vllm, lora=section.lora)
     notes.append(_reproducible(vllm, world))
     return replace(plan, engine="vllm", shares_weights=False, options={}, vllm=vllm)
 
@@ -102,108 +75,6 @@ def choice(recipe: Recipe, facts: Facts, world: WorldPlan) -> tuple[str, str]:
     return "vllm", "it is installed and there is a GPU"
 
 
-def engine_needs(recipe: Recipe) -> int:
-    """The longest prompt with the longest completion of rollout and evaluation."""
-    new = [recipe.rollout.max_new_tokens]
-    if recipe.data.eval:
-        new.append(recipe.eval.max_new_tokens or 0)
-        new += [source.sampling.max_new_tokens or 0 for source in recipe.data.eval.values()]
-    return recipe.rollout.max_prompt_tokens + max(int(length) for length in new)
-
-
-def _sequences(recipe: Recipe, world: WorldPlan) -> int:
-    """One engine's share of a rollout."""
-    ranks = recipe.rollout.vllm.tensor_parallel
-    prompts = recipe.batch.prompts_per_step * ranks / world.ranks / recipe.batch.rollouts_per_update
-    rows = math.ceil(prompts) * recipe.rollout.samples_per_prompt
-    return min(MOST_SEQUENCES, -(-rows // SEQUENCE_MULTIPLE) * SEQUENCE_MULTIPLE)
-
-
-def _check(recipe: Recipe, facts: Facts, world: WorldPlan, needs: int, problems: list[PlanProblem]) -> None:
-    section = recipe.rollout.vllm
-    if section.max_model_tokens != "auto" and section.max_model_tokens < needs:
-        message = f"{section.max_model_tokens} tokens are fewer than the {needs} of the longest prompt and completion"
-        hint = "`auto`, or lower `rollout.max_prompt_tokens` or the lengths of completions"
-        problems.append(PlanProblem(path="rollout.vllm.max_model_tokens", message=message, hint=hint))
-    limit = facts.model.max_positions
-    if section.max_model_tokens != "auto" and limit is not None and section.max_model_tokens > limit:
-        message = f"{section.max_model_tokens} tokens, the model has {limit} positions"
-        problems.append(PlanProblem(path="rollout.vllm.max_model_tokens", message=message))
-    ranks, together = world.ranks // world.nodes, section.tensor_parallel
-    if together > 1 and world.device == "cpu":
-        why = "vLLM's CPU build gives the memory that ranks share the same name in every job, and leaves it behind"
-        problems.append(PlanProblem(path="rollout.vllm.tensor_parallel", message="must be 1 on a CPU", reason=why, hint="an engine in every rank"))
-    elif ranks % together:
-        fitting = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
-        message = f"{together} consecutive ranks do not divide the {ranks} ranks of a machine"
-        problems.append(PlanProblem(path="rollout.vllm.tensor_parallel", message=message, hint=f"one of {fitting}"))
-    if section.sleep not in ("auto", 0) and world.device == "cpu":
-        problems.append(PlanProblem(path="rollout.vllm.sleep", message="vLLM does not sleep on a CPU", hint="`auto` or 0"))
-
-
-def _with_memory(
-    vllm: VllmPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan, batch: BatchPlan,
-    reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
-) -> VllmPlan:  # fmt: skip
-    section, model, machine = recipe.rollout.vllm, facts.model, facts.machine
-    share = None if section.memory_share == "auto" else float(section.memory_share)
-    parameters, hidden, layers = policy.parameters, model.hidden, model.layers
-    sleeps = None if section.sleep == "auto" else section.sleep > 0
-    if parameters is None or hidden is None or layers is None:
-        if world.device == "cpu":
-            cache = CPU_CACHE_SHARE * machine.memory_gib * memory.GIB / world.ranks
-            return replace(vllm, cache_bytes=int(cache), memory_share=share, memory="the model's size is not known before it is loaded")
-        notes.append(f"rollout.vllm: the model's size is not known before it is loaded; the engine gets {share or UNKNOWN_SHARE:.0%} of each GPU")
-        level = 1 if section.sleep == "auto" else section.sleep
-        return replace(vllm, memory_share=share or UNKNOWN_SHARE, sleep=level, memory="the model's size is not known before it is loaded")
-    number = memory.DTYPE_BYTES[policy.dtype]
-    wanted = engine_memory.engine(
-        parameters=parameters,
-        number_bytes=number,
-        layers=layers,
-        key_width=model.key_width or hidden,
-        vocabulary=model.vocabulary or 0,
-        tensor_parallel=vllm.tensor_parallel,
-        sequences=vllm.max_sequences,
-        tokens=vllm.max_model_tokens,
-    )
-    if world.device == "cpu":
-        most = (CPU_CACHE_SHARE if share is None else share) * machine.memory_gib * memory.GIB / world.ranks
-        cache = max(wanted.cache_least, min(wanted.cache_wanted, most) if share is None else most)
-        text = f"{cache / memory.GIB:.2f} GiB of cache a rank ({wanted.cache_wanted / memory.GIB:.2f} GiB would hold all sequences)"
-        return replace(vllm, cache_bytes=int(cache), memory_share=share, memory=text)
-    whole, trained = all_parameters(recipe, model, critic) or parameters, trained_parameters(policy, model)
-    if trained is not None:
-        trained += whole - parameters
-    state = memory.training_bytes(whole, trains_in(policy), learner.zero_stage, world.ranks, keeping(recipe), trained=trained)
-    if reference is not None and reference.kind == "model" and not reference.offload:
-        state += number * parameters
-    positions = batch.tokens_per_micro_batch or batch.micro_batch_size * vllm.max_model_tokens
-    working = engine_memory.activations(
-        positions=positions, hidden=hidden, layers=layers, number_bytes=number, checkpointing=policy.gradient_checkpointing
-    )
-    division = engine_memory.divide(machine.gpu_memory_gib * memory.GIB, state, working, wanted, share=share, sleeps=sleeps)
-    if not division.fits:
-        problems.append(
-            PlanProblem(
-                path="rollout.vllm.memory_share" if share is not None else "rollout.engine",
-                message=f"the engine does not fit beside the training: {division.text}",
-                hint="more ranks or a higher ZeRO stage, shorter completions, fewer `rollout.vllm.max_sequences`, `sleep: 1`, or `tensor_parallel`",
-            )
-        )
-    level = section.sleep if section.sleep != "auto" else _level(division.sleeps, wanted, world, facts)
-    if section.sleep == "auto" and level:
-        notes.append(f"rollout.vllm.sleep {level}: {division.text}")
-    return replace(vllm, cache_bytes=max(1, int(division.cache)), memory_share=round(division.share, 3), sleep=level, memory=division.text)
-
-
-def _level(sleeps: bool, wanted: engine_memory.Engine, world: WorldPlan, facts: Facts) -> int:
-    if not sleeps:
-        return 0
-    on_host = wanted.weights * world.ranks / world.nodes
-    return 1 if on_host <= HOST_SHARE * facts.machine.memory_gib * memory.GIB else 2
-
-
 def _reproducible(vllm: VllmPlan, world: WorldPlan) -> str:
     if vllm.seeds == "request" or (vllm.seeds == "auto" and world.device == "cpu"):
         seeds = "every completion has a seed of its own"
@@ -212,3 +83,7 @@ def _reproducible(vllm: VllmPlan, world: WorldPlan) -> str:
     else:
         seeds = "every completion has a seed of its own where the engine takes one for free, else its generator is seeded for each rollout"
     return f"vllm: {seeds}; the same run again need not give the same samples, because the last bits of scores depend on what is decoded together"
+
+
+PLANNED = {"vllm": _vllm, "sglang": sglang}
+"""Engines with a model of their own -> what plans them."""

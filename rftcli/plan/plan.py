@@ -13,7 +13,7 @@ from typing import Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
-from rftcli.plan.plan_engine import VllmPlan
+from rftcli.plan.plan_engine import EnginePlan, SglangPlan, VllmPlan
 from rftcli.plan.plan_loss import AdvantagePlan, KlPlan, LossPlan
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan, ServerPlan
 from rftcli.plan.plan_rewards import ShapingPlan
@@ -125,7 +125,13 @@ class RolloutPlan:
     greedy_twin: bool = False
     """Each prompt has one more completion, sampled greedily and scored, that is a baseline and is not trained on."""
     vllm: VllmPlan | None = None
-    """None for other engines."""
+    """None for other engines, as the next."""
+    sglang: SglangPlan | None = None
+
+    @property
+    def own_engine(self) -> EnginePlan | None:
+        """The engine with a model of its own, which weights are pushed to; None: the engine shares the trainer's, or needs none."""
+        return self.vllm if self.vllm is not None else self.sglang
 
     @property
     def reshaped_by(self) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmPlan:
-    """One engine of vLLM in every `tensor_parallel` consecutive ranks."""
+class EnginePlan:
+    """An engine with a model of its own in every `tensor_parallel` consecutive ranks."""
 
     tensor_parallel: int
     max_model_tokens: int
@@ -25,12 +25,27 @@ class VllmPlan:
     graphs: bool
     """Decode steps are captured as CUDA graphs."""
     seeds: str
-    """request: every completion has a seed of its own. engine: one generator, seeded for each rollout. auto: request where it is free."""
+    """request: every completion has a seed of its own. engine: the engine has one generator. auto: what costs nothing."""
     check_weights: bool
     """The engine's weights are compared with the trainer's after every update, not only after the first push."""
-    process: str = "inside"
-    lora: str = "merged"
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of `vllm.LLM`."""
+    """Further arguments of the engine's class."""
     memory: str = ""
     """How the memory was divided, in words."""
+    cache_tokens: int | None = None
+    """That `cache_bytes` hold; None: not known, or the engine is told in bytes."""
+    weight_bytes: int | None = None
+    """Of one rank's part of the engine's model; None: not known, or the engine need not be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmPlan(EnginePlan):
+    """vLLM, inside the ranks."""
+
+    process: str = "inside"
+    lora: str = "merged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangPlan(EnginePlan):
+    """SGLang, in processes beside the ranks that share their GPUs."""

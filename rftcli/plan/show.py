@@ -76,24 +76,25 @@ def _around_the_loss(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _engine(plan: Plan) -> list[tuple[str, str]]:
-    vllm = plan.rollout.vllm
-    if vllm is None:
+    engine, vllm = plan.rollout.own_engine, plan.rollout.vllm
+    if engine is None:
         return []
-    together = f"each over {vllm.tensor_parallel} ranks" if vllm.tensor_parallel > 1 else "one in every rank"
-    graphs = f"graphs up to {vllm.max_sequences} rows" if vllm.graphs else "no graphs"
-    share = "" if vllm.memory_share is None else f", {vllm.memory_share:.0%} of the device"
-    rest = f"sleeps at level {vllm.sleep} while the policy is trained" if vllm.sleep else "stays awake"
-    checked = "compared after every update" if vllm.check_weights else "compared after the first push"
+    shown = "SGLang beside" if vllm is None else f"vLLM {vllm.process}"
+    together = f"each over {engine.tensor_parallel} ranks" if engine.tensor_parallel > 1 else "one in every rank"
+    graphs = f"graphs up to {engine.max_sequences} rows" if engine.graphs else "no graphs"
+    share = "" if engine.memory_share is None else f", {engine.memory_share:.0%} of the device"
+    rest = f"sleeps at level {engine.sleep} while the policy is trained" if engine.sleep else "stays awake"
+    checked = "compared after every update" if engine.check_weights else "compared after the first push"
     return [
-        ("engine", f"vLLM {vllm.process} the ranks, {together}{share}, {graphs}, at most {vllm.max_model_tokens} tokens a sequence"),
-        ("engine memory", f"{vllm.memory}; {rest}"),
+        ("engine", f"{shown} the ranks, {together}{share}, {graphs}, at most {engine.max_model_tokens} tokens a sequence"),
+        ("engine memory", f"{engine.memory}; {rest}"),
         ("engine weights", f"in place after every update{', adapter merged' if plan.policy.lora is not None else ''}, {checked}"),
     ]
 
 
 def _passes(rollout: RolloutPlan) -> str:
-    if rollout.vllm is not None:
-        return f"at most {rollout.vllm.max_sequences} completions at a time"
+    if rollout.own_engine is not None:
+        return f"at most {rollout.own_engine.max_sequences} completions at a time"
     rows = f"{rollout.batch_rows} rows a pass" if rollout.batch_tokens is None else f"at most {rollout.batch_tokens} tokens a pass"
     return f"{rows}, refilled" if rollout.continuous else rows
 

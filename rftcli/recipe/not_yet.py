@@ -46,7 +46,7 @@ VALUES: dict[str, dict[str, str]] = {
     "train.offload.parameters": {"nvme": "use cpu: reading weights from a disk in every pass is slower than any other way to save memory"},
     "models.policy.dtype": {"float16": "float16 needs loss scaling: use bfloat16"},
     "models.policy.attention": {"flex": "use varlen: it packs without compiling a mask for every micro-batch"},
-    "rollout.engine": dict.fromkeys(("sglang", "diffusers"), "use vllm or hf"),
+    "rollout.engine": {"diffusers": "use vllm, sglang or hf"},
     "rollout.vllm.process": {"beside": "use inside: weights are copied in place, which needs the engine in the trainer's process"},
     "rollout.vllm.lora": {"adapter": "use merged: the engine then needs no adapter kernels, which slow every token"},
     "profile.tool": dict.fromkeys(("nsys", "memory"), "use torch, or start the whole command under the tool: `nsys profile rft train ...`"),

@@ -25,6 +25,7 @@ from rftcli.recipe import (
     rollout_rules,
     sampling_rules,
     scorer_rules,
+    sglang_rules,
     update_rules,
     vllm_rules,
 )
@@ -390,7 +391,7 @@ RULES: dict[str, Rule] = {
     "launch-environment": Rule(
         about=("launch.env",), text="The environment in a recipe holds no secrets and nothing that a launcher sets.", check=launch_rules.environment
     ),
-    **{code: Rule(about=about, text=text, check=check) for code, (about, text, check) in sampling_rules.ROWS.items()},
+    **{code: Rule(about=about, text=text, check=check) for code, (about, text, check) in (sampling_rules.ROWS | sglang_rules.ROWS).items()},
     "traced-steps": Rule(
         about=("profile.steps", "train.steps"), text="A step that is traced has to be reached.", check=launch_rules.traced_steps
     ),

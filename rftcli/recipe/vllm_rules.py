@@ -1,11 +1,12 @@
-"""Rules of `rollout.vllm` across keys: what the plan decides itself, and what cannot be checked or sampled there."""
+"""Rules of `rollout.vllm` across keys: what the plan decides itself, and what cannot be checked or sampled there. Other fast engines share them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rftcli.recipe.finding import Finding, KnownRules
-from rftcli.recipe.sections import Recipe
+from rftcli.recipe.sections import Recipe, SglangEngine, VllmEngine
 from rftcli.recipe.sections.rollout import HfOptions
 
 OWNED: dict[str, str] = {
@@ -26,50 +27,68 @@ FIXED: dict[str, str] = {
 
 
 def own_arguments(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    for name in recipe.rollout.vllm.options:
-        path = ("rollout", "vllm", "options", name)
-        if name in OWNED:
-            yield Finding(path=path, message=f"has a key of its own: `{OWNED[name]}`", at_key=True)
-        elif name in FIXED:
-            yield Finding(path=path, message=f"`{name}` is not to be chosen", reason=FIXED[name], at_key=True)
+    yield from options_of("vllm", recipe.rollout.vllm.options, OWNED, FIXED)
 
 
 def checkable_weights(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    section = recipe.rollout.vllm
+    yield from compared("vllm", recipe.rollout.vllm)
+
+
+def hf_sampling(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    if recipe.rollout.engine == "vllm":
+        yield from hf_options("vLLM", recipe)
+
+
+def together(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    """Ranks that share an engine call it equally often."""
+    yield from alike("vllm", recipe)
+
+
+# what the fast engines share
+
+
+def options_of(engine: str, options: Mapping[str, Any], owned: Mapping[str, str], fixed: Mapping[str, str]) -> Iterator[Finding]:
+    for name in options:
+        path = ("rollout", engine, "options", name)
+        if name in owned:
+            yield Finding(path=path, message=f"has a key of its own: `{owned[name]}`", at_key=True)
+        elif name in fixed:
+            yield Finding(path=path, message=f"`{name}` is not to be chosen", reason=fixed[name], at_key=True)
+
+
+def compared(engine: str, section: VllmEngine | SglangEngine) -> Iterator[Finding]:
     if not section.check_weights:
         return
-    path = ("rollout", "vllm", "check_weights")
+    path = ("rollout", engine, "check_weights")
     if section.tensor_parallel > 1:
         why = "some weights are split over the ranks and others repeated on them: their sums cannot be told apart"
-        yield Finding(path=path, message="needs `tensor_parallel: 1`", reason=why, reads=(("rollout", "vllm", "tensor_parallel"),))
+        yield Finding(path=path, message="needs `tensor_parallel: 1`", reason=why, reads=(("rollout", engine, "tensor_parallel"),))
     if "quantization" in section.options:
         yield Finding(
             path=path,
             message="does not go with a quantised engine",
             reason="its weights are not the trainer's bits",
-            reads=(("rollout", "vllm", "options"),),
+            reads=(("rollout", engine, "options"),),
         )
 
 
-def hf_sampling(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    rollout = recipe.rollout
-    if rollout.engine == "vllm" and rollout.hf.options != HfOptions():
+def hf_options(shown: str, recipe: Recipe) -> Iterator[Finding]:
+    if recipe.rollout.hf.options != HfOptions():
         yield Finding(
             path=("rollout", "hf", "options"),
             message="are options of the engine `hf`",
-            reason="vLLM has no such sampling",
+            reason=f"{shown} has no such sampling",
             reads=(("rollout", "engine"),),
             at_key=True,
         )
 
 
-def together(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    """Ranks that share an engine call it equally often."""
+def alike(engine: str, recipe: Recipe) -> Iterator[Finding]:
     rollout = recipe.rollout
-    if rollout.vllm.tensor_parallel == 1:
+    if getattr(rollout, engine).tensor_parallel == 1:
         return
     for name, used in (("by_label", bool(rollout.by_label)), ("over_sample", rollout.over_sample is not None)):
         if used:
             reason = "how often a rank calls the engine would depend on its own prompts, and the others would wait"
-            reads = (("rollout", "vllm", "tensor_parallel"),)
-            yield Finding(path=("rollout", name), message="needs `rollout.vllm.tensor_parallel: 1`", reason=reason, reads=reads, at_key=True)
+            reads = (("rollout", engine, "tensor_parallel"),)
+            yield Finding(path=("rollout", name), message=f"needs `rollout.{engine}.tensor_parallel: 1`", reason=reason, reads=reads, at_key=True)

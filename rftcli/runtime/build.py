@@ -35,6 +35,7 @@ from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_cr
 from rftcli.runtime.deadline import Boundary, TimeLimits
 from rftcli.runtime.early_stop import EarlyStop
 from rftcli.runtime.emit import Emitter
+from rftcli.runtime.engine_folder import make_own_engine
 from rftcli.runtime.entropy_control import EntropyControl
 from rftcli.runtime.inputs import bound_loss, make_answers, make_desk, make_eval_scorer, make_eval_sets, make_scorer, make_source, search_paths
 from rftcli.runtime.kl_control import KlControl
@@ -48,7 +49,6 @@ from rftcli.runtime.scorers import fill_desk
 from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
 from rftcli.runtime.trackers import TrackerIds, Trackers
-from rftcli.runtime.vllm_engine import make_vllm
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.drawing import NOTHING, Memory
@@ -159,12 +159,12 @@ class Job:
 
     def prove_engine(self) -> None:
         """Engine and trainer agree, where they are two models. Collective."""
-        if self.plan.rollout.vllm is not None:
+        if self.plan.rollout.own_engine is not None:
             engine_probe.prove(self)
 
     def rest(self) -> None:
         """Nothing is sampled until the next push: the engine gives back what the plan says."""
-        if self.plan.rollout.vllm is not None:
+        if self.plan.rollout.own_engine is not None:
             self.sampler.sleep()
 
     def _write(self, directory: Path, action: Callable[[], None]) -> None:
@@ -296,7 +296,7 @@ def build(
     policy.head = probe.head
     if plan.rollout.engine == "hf" and not plan.rollout.shares_weights:
         sampler = make_sampler(plan, load_whole(plan.policy, device, tokenizer).eval(), tokenizer, ends, pad, device, owns_weights=True)
-    elif plan.rollout.vllm is None:
+    elif plan.rollout.own_engine is None:
         sampler = make_sampler(plan, model, tokenizer, ends, pad, device, owns_weights=False)
     parameters = num_parameters(model)
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
@@ -305,8 +305,8 @@ def build(
     teacher = make_teacher(plan, device, world)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
-    if plan.rollout.vllm is not None:  # it looks at what memory the others have left
-        sampler = make_vllm(plan, model, tokenizer, ends, world, device, emit, newest=lambda: learner.version)
+    if plan.rollout.own_engine is not None:  # it looks at what memory the others have left
+        sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, first_step=first_step, newest=lambda: learner.version)
     kl = None if plan.kl is None else KlControl(plan.kl)
     entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)

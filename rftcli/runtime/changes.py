@@ -104,6 +104,17 @@ DEEPSPEED_CAUSES = (("world", "ranks"), ("world", "device"), ("policy", "dtype")
 FOLLOWED = (FOLLOWS, "from what has changed with it")
 UNKNOWN = (RISKY, "it is not known what a change of it does to a run")
 
+_ENGINE: dict[str, tuple[str, str]] = {
+    "options.**": (RISKY, "an engine started in another way"),
+    "seeds": (RISKY, "other samples"),
+    "memory": (FOLLOWS, "words"),
+    "cache_bytes": (FOLLOWS, "from the memory share"),
+    "cache_tokens": (FOLLOWS, "from the memory share"),
+    "weight_bytes": (FOLLOWS, "from the model"),
+    "**": (FREE, "how fast and in how much memory; the last bits of this engine are not promised"),
+}
+"""Of an engine with a model of its own."""
+
 # How to add one: a row for each new field of the plan, the narrower pattern before the wider one; the first that matches counts.
 CHANGES: dict[str, tuple[str, str]] = {
     "name": (FREE, "only a name"),
@@ -164,11 +175,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "data.train.**": (RISKY, "other rows or another order: the data starts over"),
     "data.**": (RISKY, "other prompts"),
     "rollout.shares_weights": (FOLLOWS, "from the ZeRO stage and the engine"),
-    "rollout.vllm.options.**": (RISKY, "an engine started in another way"),
-    "rollout.vllm.seeds": (RISKY, "other samples"),
-    "rollout.vllm.memory": (FOLLOWS, "words"),
-    "rollout.vllm.cache_bytes": (FOLLOWS, "from the memory share"),
-    "rollout.vllm.**": (FREE, "how fast and in how much memory; the last bits of this engine are not promised"),
+    **{f"rollout.{engine}.{key}": rule for engine in ("vllm", "sglang") for key, rule in _ENGINE.items()},
     "rollout.**": (RISKY, "other samples"),
     "rewards.labels.**": (RISKY, "another reward"),
     "rewards.max_error_rate": (FREE, "when to give up"),

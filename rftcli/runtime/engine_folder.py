@@ -1,4 +1,4 @@
-"""What an engine of its own model is given of the trainer's: a folder to read its configuration from, and whole weights.
+"""An engine with a model of its own for a rank, and what it is given of the trainer's: a folder to read its configuration from, and whole weights.
 
 It is started with random weights, so that nothing is read twice, and GGUF files, adapters, quantised weights and grown vocabularies need no special
 way: what the trainer holds is pushed before the first rollout. Leaves out sampling and pushing (`engines`).
@@ -10,8 +10,9 @@ import copy
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ import torch
 
 from rftcli.models.load import DTYPES
 from rftcli.models.lora import Adapter
+from rftcli.plan.plan import Plan
 from rftcli.probe.cache import user_cache_dir
+from rftcli.protocols import Sampler, World
+from rftcli.runtime.emit import Emitter
 
 
 def config_folder(model: Any, tokenizer: Any | None, dtype: str) -> Path:
@@ -55,3 +59,13 @@ def whole_weights(model: Any, adapter: Adapter | None) -> Iterator[tuple[str, to
         return
     for name, parameter in model.named_parameters():
         yield name, parameter.data
+
+
+def make_own_engine(
+    plan: Plan, model: Any, tokenizer: Any, ends: Sequence[int], world: World, device: torch.device, emit: Emitter, *, first_step: int,
+    newest: Callable[[], int] | None = None,
+) -> Sampler:  # fmt: skip
+    """The plan's engine of this rank, without weights yet. Collective where ranks share an engine. `newest`: the trainer's version; `first_step` of
+    the attempt, so that an engine with a generator of its own does not repeat its noise."""
+    make: Any = getattr(import_module(f"rftcli.runtime.{plan.rollout.engine}_engine"), f"make_{plan.rollout.engine}")
+    return make(plan, model, tokenizer, ends, world, device, emit, first_step=first_step, newest=newest)

@@ -29,10 +29,10 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.12}
 def prove(job: Job) -> float:
     """The mean difference over all ranks, in nats a token. Collective. RftError on every rank alike where it is too large."""
     plan, vocabulary = job.plan, job.model.config.get_text_config().vocab_size
-    vllm = plan.rollout.vllm
-    assert vllm is not None
-    new = max(1, min(NEW_TOKENS, vllm.max_model_tokens - 1))
-    lengths = [min(length, vllm.max_model_tokens - new) for length in PROMPT_TOKENS]
+    engine = plan.rollout.own_engine
+    assert engine is not None
+    new = max(1, min(NEW_TOKENS, engine.max_model_tokens - 1))
+    lengths = [min(length, engine.max_model_tokens - new) for length in PROMPT_TOKENS]
     requests = [Request(prompt=_prompt(number, length, vocabulary), samples=(0,)) for number, length in enumerate(lengths)]
     settings = SamplingSettings(max_new_tokens=new, seed=plan.seed, temperature=plan.rollout.temperature, ignore_eos=True, logprobs=True)
     made = sorted(job.sampler.generate(requests, settings), key=lambda one: one.prompt.draw)
@@ -48,7 +48,7 @@ def prove(job: Job) -> float:
     if not gap <= allowed:
         raise RftError(
             f"the engine's log-probs differ from the trainer's by {gap:.3g} nats a token on average (at most {allowed:g} is accepted)",
-            hint="`rollout.vllm.check_weights: true` says whether the weights differ; models.policy.dtype: float32 whether it is rounding",
+            hint=f"`rollout.{plan.rollout.engine}.check_weights: true` tells other weights; models.policy.dtype: float32 whether it is rounding",
         )
     job.emit.log(f"engine against trainer: log-probs differ by {gap:.2g} nats on average over {count:.0f} tokens")
     return gap

@@ -13,13 +13,12 @@ from rftcli.plan.plan import Plan
 from rftcli.protocols import World
 from rftcli.runtime.build import device_of, make_sampler
 from rftcli.runtime.emit import Emitter
-from rftcli.runtime.engine_folder import whole_weights
+from rftcli.runtime.engine_folder import make_own_engine, whole_weights
 from rftcli.runtime.inputs import make_answers, make_desk, make_eval_scorer, make_eval_sets, search_paths
 from rftcli.runtime.models import load_model, make_policy, make_tokenizer
 from rftcli.runtime.parts import PartFile
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
 from rftcli.runtime.scorers import fill_desk
-from rftcli.runtime.vllm_engine import make_vllm
 from rftcli.stages.evaluate import evaluate
 
 
@@ -43,10 +42,10 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     model.eval()
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
-    if plan.rollout.vllm is None:
+    if plan.rollout.own_engine is None:
         sampler = make_sampler(plan, model, tokenizer, ends, pad_id(tokenizer), device, owns_weights=False)
     else:
-        sampler = make_vllm(plan, model, tokenizer, ends, world, device, emit)
+        sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, first_step=0)
         sampler.load(whole_weights(model, adapter), 0)
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": shown, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))

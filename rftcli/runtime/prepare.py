@@ -116,8 +116,9 @@ def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> Loaded
     kinds = {loaded.recipe.train.optimizer.kind, *([] if critic is None else [critic.optimizer.kind])}
     if "adamw_8bit" in kinds and importlib.util.find_spec("bitsandbytes") is None:
         raise MachineError("adamw_8bit needs the package `bitsandbytes`, which is not installed", hint="pip install 'rftcli[quantise]'")
-    if loaded.recipe.rollout.engine == "vllm" and not installed("vllm"):
-        raise MachineError("rollout.engine vllm needs the package `vllm`, which is not installed", hint="pip install 'rftcli[vllm]'")
+    engine = loaded.recipe.rollout.engine
+    if engine in ("vllm", "sglang") and not installed(engine):
+        raise MachineError(f"rollout.engine {engine} needs the package `{engine}`, which is not installed", hint=f"pip install 'rftcli[{engine}]'")
     return loaded
 
 

@@ -32,10 +32,11 @@ UNLESS_SET = {
 
 
 def make_vllm(
-    plan: Plan, model: Any, tokenizer: Any, ends: Sequence[int], world: World, device: torch.device, emit: Emitter,
-    newest: Callable[[], int] | None = None,
+    plan: Plan, model: Any, tokenizer: Any, ends: Sequence[int], world: World, device: torch.device, emit: Emitter, *,
+    first_step: int, newest: Callable[[], int] | None = None,
 ) -> Sampler:  # fmt: skip
-    """The engine of this rank, without weights yet. Collective where ranks share an engine. `newest`: the trainer's version."""
+    """`engine_folder.make_own_engine`. Its generator is seeded for each rollout, so `first_step` is not needed."""
+    del first_step
     vllm = plan.rollout.vllm
     assert vllm is not None
     os.environ.update(ALWAYS)

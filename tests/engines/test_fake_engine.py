@@ -96,6 +96,6 @@ def test_versions_and_partial_answers(kit):
 
 def test_the_table_names_classes_and_the_fake_needs_no_torch():
     assert sampler_class("fake") is FakeSampler
-    assert [sampler_class(kind).__name__ for kind in SAMPLERS] == ["HFSampler", "FakeSampler", "VLLMSampler"]
+    assert [sampler_class(kind).__name__ for kind in SAMPLERS] == ["HFSampler", "FakeSampler", "VLLMSampler", "SGLangSampler"]
     code = "import sys, rftcli.engines.fake, rftcli.engines.table; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -312,6 +312,10 @@ OTHER: dict[str, str] = {
     "rollout.hf.options.suppress_tokens": "[4]",
     "rollout.vllm.memory_share": "0.3", "rollout.vllm.max_model_tokens": "4000", "rollout.vllm.max_sequences": "9", "rollout.vllm.seeds": "engine",
     "rollout.vllm.check_weights": "true", "rollout.vllm.options": "{block_size: 32}",
+    **{f"rollout.sglang.{key}": value for key, value in {
+        "memory_share": "0.3", "max_model_tokens": "4000", "max_sequences": "9", "seeds": "engine", "check_weights": "true",
+        "options": "{page_size: 16}",
+    }.items()},
     "rewards.LABEL.parts[].rule": "length", "rewards.LABEL.parts[].python": "'a:b'", "rewards.LABEL.parts[].name": "n",
     "rewards.LABEL.parts[].weight": "2", "rewards.LABEL.parts[].options": "{strip: false}", "rewards.LABEL.parts[].on_error": "stop",
     "rewards.LABEL.parts[].text": "keep_special", "rewards.LABEL.parts[].clip": "[0, 1]", "rewards.LABEL.parts[].timeout_seconds": "3",
@@ -478,7 +482,7 @@ SETUP: dict[str, tuple[str, ...]] = {
         "preset", "urls", "score_field", "batch_size", "timeout_seconds", "retries", "concurrency", "per_minute", "headers_env",
     )},
     **{f"models.scorers.NAME.{key}": (USED, "models.scorers.s={kind: python, python: 'a:B'}") for key in ("python", "memory_gib")},
-    **{f"rollout.vllm.{key}": ("rollout.engine=vllm",) for key in (
+    **{f"rollout.{engine}.{key}": (f"rollout.engine={engine}",) for engine in ("vllm", "sglang") for key in (
         "memory_share", "max_model_tokens", "max_sequences", "seeds", "check_weights", "options",
     )},
     **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
@@ -498,7 +502,7 @@ INSTEAD_OF: dict[str, str] = {
 """What the key takes the place of."""
 ONE_VALUE = {"models.scorers.NAME.offload", "models.scorers.NAME.shard", "models.critic.optimizer.kind", "profile.tool"} | {
     f"rollout.vllm.{key}" for key in ("process", "lora", "tensor_parallel", "sleep")
-}
+} | {f"rollout.sglang.{key}" for key in ("tensor_parallel", "sleep")}
 """Keys with a single value so far, or on one rank of a CPU."""
 MERGED = {"extends"}
 for _table in (OTHER, SETUP, INSTEAD_OF):  # `eval.rewards` has the form of `rewards`

@@ -244,6 +244,15 @@ rollout:
     lora: merged
     check_weights: false
     options: {block_size: 32}
+  sglang:
+    tensor_parallel: 1
+    memory_share: 0.4
+    max_model_tokens: 128
+    max_sequences: 64
+    sleep: 1
+    seeds: engine
+    check_weights: false
+    options: {attention_backend: triton}
 rewards:
   math:
     combine:

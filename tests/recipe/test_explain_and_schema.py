@@ -35,7 +35,7 @@ def test_a_key() -> None:
 def test_a_required_key_and_one_with_values_to_come() -> None:
     assert "default  none: the key is needed" in explain("models.policy.path")
     text = explain("rollout.engine")
-    assert "takes    auto, hf, fake or vllm\n" in text and "not yet  sglang, diffusers\n" in text
+    assert "takes    auto, hf, fake, vllm or sglang\n" in text and "not yet  diffusers\n" in text
 
 
 @pytest.mark.parametrize("path", ["data.train.path", "data.train[].path", "data.train[3].path", "data.train.0.path"])

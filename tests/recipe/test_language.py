@@ -140,6 +140,10 @@ ADDED = {
     "rollout.structured.json_schema",
     "rollout.hf.continuous",
     *(f"rollout.vllm.{key}" for key in ("seeds", "lora", "check_weights")),
+    "rollout.sglang",
+    *(f"rollout.sglang.{key}" for key in (
+        "tensor_parallel", "memory_share", "max_model_tokens", "max_sequences", "sleep", "seeds", "check_weights", "options",
+    )),
     "rollout.hf.options",
     "rollout.hf.options.typical_p",
     "rollout.hf.options.epsilon_cutoff",

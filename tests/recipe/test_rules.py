@@ -543,6 +543,39 @@ BREACHES = [
         "does not go with a quantised engine",
     ),
     ("vllm-sampling", ["rollout={engine: vllm, hf: {options: {typical_p: 0.9}}}"], "rollout.hf.options", "are options of the engine `hf`"),
+    (
+        "sglang-arguments",
+        ["rollout.sglang.options={mem_fraction_static: 0.5}"],
+        "rollout.sglang.options.mem_fraction_static",
+        "has a key of its own: `rollout.sglang.memory_share`",
+    ),
+    ("sglang-arguments", ["rollout.sglang.options={dp_size: 2}"], "rollout.sglang.options.dp_size", "`dp_size` is not to be chosen"),
+    ("sglang-check", ["rollout.sglang={check_weights: true, tensor_parallel: 2}"], "rollout.sglang.check_weights", "needs `tensor_parallel: 1`"),
+    ("sglang-sampling", ["rollout={engine: sglang, hf: {options: {typical_p: 0.9}}}"], "rollout.hf.options", "are options of the engine `hf`"),
+    *(
+        ("sglang-sampling", [f"rollout={{engine: sglang, {key}}}"], f"rollout.{path}", message)
+        for key, path, message in (
+            ("bad_words: [a]", "bad_words", "is not sampled by the engine `sglang`"),
+            ("penalties: {repetition: 1.1}", "penalties.repetition", "must be 1.0 for the engine `sglang`"),
+            ("penalties: {presence: -3}", "penalties.presence", "must be within -2 and 2 for the engine `sglang`"),
+            ("penalties: {frequency: 2.5}", "penalties.frequency", "must be within -2 and 2 for the engine `sglang`"),
+            ("ignore_eos: true, stop_token_ids: [3]", "ignore_eos", "must be false with `stop_token_ids` for the engine `sglang`"),
+            ("ignore_eos: true, by_label: {default: {stop_token_ids: [3]}}", "ignore_eos", "must be false with `stop_token_ids` for the engine `sglang`"),
+            ("stop: [a], min_new_tokens: 3", "stop", "does not go with `min_new_tokens` for the engine `sglang`"),
+            ("stop: [a], by_label: {default: {min_new_tokens: 3}}", "by_label.default.stop", "does not go with `min_new_tokens` for the engine `sglang`"),
+            (f"stop: [{', '.join(f'a{number}' for number in range(33))}]", "stop", "is at most 32 strings for the engine `sglang`, got 33"),
+        )
+    ),
+    (
+        "sglang-sampling",
+        ["rollout={engine: sglang, stop: [a]}", "data.eval.e={path: b, sampling: {min_new_tokens: 2}}"],
+        "rollout.stop",
+        "does not go with `min_new_tokens` for the engine `sglang`",
+    ),
+    *(
+        ("sglang-together", [f"rollout={{engine: sglang, {name}, sglang: {{tensor_parallel: 2}}}}"], f"rollout.{key}", "needs `rollout.sglang.tensor_parallel: 1`")
+        for key, name in (("by_label", "by_label: {default: {top_p: 0.9}}"), ("over_sample", "over_sample: {}"))
+    ),
     ("traced-steps", ["profile.steps=[2, 11]"], "profile.steps", "step 11 is never reached: `train.steps` is 10"),
     *(
         ("spread-of-one", [*ALONE, f"rollout.{key}={value}"], f"rollout.{key}", "needs `samples_per_prompt` of at least 2")

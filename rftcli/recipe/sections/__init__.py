@@ -23,6 +23,7 @@ from rftcli.recipe.sections.rollout import HfEngine, Rollout
 from rftcli.recipe.sections.run import Checkpoint, EarlyStop, Eval, KeepBest, Samples, Track, Wandb
 from rftcli.recipe.sections.sampling import Curriculum, Dynamic, Keep, LabelSampling, OverSample, Replay
 from rftcli.recipe.sections.scorers import JudgeScore, Placement, ScorerModel
+from rftcli.recipe.sections.sglang import SglangEngine
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.teacher import TeacherModel
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
@@ -115,6 +116,7 @@ __all__ = [
     "ScorerModel",
     "Section",
     "SetSampling",
+    "SglangEngine",
     "Supervised",
     "SupervisedColumns",
     "SupervisedSource",

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, NonNegative, Options, Section, Share, Text
 from rftcli.recipe.sections.sampling import Dynamic, Keep, LabelSampling, OverSample, Replay
+from rftcli.recipe.sections.sglang import SglangEngine
 from rftcli.recipe.sections.vllm import VllmEngine
 
 
@@ -50,7 +51,7 @@ class HfEngine(Section):
 class Rollout(Section):
     """How completions are sampled for training."""
 
-    engine: Literal["auto", "hf", "fake", "vllm"] = Field(
+    engine: Literal["auto", "hf", "fake", "vllm", "sglang"] = Field(
         "auto",
         description="Engine that samples; `auto` is vllm where it is installed and there is a GPU, else hf; `fake` needs no model and is for tests.",
     )
@@ -83,3 +84,4 @@ class Rollout(Section):
     replay: Replay | None = Field(None, description="Brings prompts without signal back in later steps.")
     hf: HfEngine = Field(default_factory=HfEngine, description="Settings of the `hf` engine.")
     vllm: VllmEngine = Field(default_factory=VllmEngine, description="Settings of the `vllm` engine.")
+    sglang: SglangEngine = Field(default_factory=SglangEngine, description="Settings of the `sglang` engine.")
