@@ -177,16 +177,19 @@ class SGLangSampler:
         tasks = [loop.create_task(ask(place, name)) for place, name in enumerate(names)]
         try:
             for _ in rows:
+                waiting = loop.create_task(over.get())
+                tasks.append(waiting)
                 with running.alive():
-                    place, found = loop.run_until_complete(over.get())
+                    place, found = loop.run_until_complete(waiting)
+                tasks.pop()
                 yield place, _answer(found, settings, greedy=is_greedy(rows[place].sample, settings))
-        except EngineDied:
-            raise
-        except (GeneratorExit, RftError):
-            for name, task in zip(names, tasks, strict=True):
-                if not task.done():
-                    engine.tokenizer_manager.abort_request(name)
-            loop.run_until_complete(asyncio.gather(*tasks))
+        except (GeneratorExit, RftError) as left:
+            for place, task in enumerate(tasks):
+                if isinstance(left, EngineDied):  # nobody answers any more
+                    task.cancel()
+                elif not task.done():
+                    engine.tokenizer_manager.abort_request(names[place])
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             raise
 
 

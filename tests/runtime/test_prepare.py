@@ -235,11 +235,12 @@ def test_a_hub_out_of_reach_is_the_machines_fault(recipe: Callable[..., Path]) -
     assert caught.value.exit_code == EXIT_MACHINE
 
 
-def test_an_engine_that_is_not_installed(recipe: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_is_not_installed(recipe: Callable[..., Path], engine: str) -> None:
     """Said by name when it is asked for; `auto` goes on without it."""
-    with pytest.raises(MachineError, match="needs the package `vllm`") as caught:
-        plan(recipe(), "rollout.engine=vllm")
-    assert caught.value.hint == "pip install 'rftcli[vllm]'"
+    with pytest.raises(MachineError, match=f"needs the package `{engine}`") as caught:
+        plan(recipe(), f"rollout.engine={engine}")
+    assert caught.value.hint == f"pip install 'rftcli[{engine}]'"
     assert plan(recipe()).plan.rollout.engine == "hf"
 
 

@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from engine_runs import environment, rft
 
 pytest.importorskip("sglang", reason="an environment with SGLang has it")
+__all__ = ["environment", "rft"]

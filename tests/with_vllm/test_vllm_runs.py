@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from engine_runs import steps, versions
 
 Rft = Callable[..., tuple[int, str]]
 LIMIT_SECONDS = 240
@@ -20,11 +20,6 @@ SMALL = (
     "--ranks", "2", "--set", "rollout.engine=vllm", "--set", "rollout.vllm.check_weights=true", "--set", "data.eval.held_out.limit=8",
     "--set", "batch.prompts_per_step=8", "--set", "checkpoint.every=1", "--set", "checkpoint.keep=10",
 )  # fmt: skip
-
-
-def steps(run: Path) -> dict[int, dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines() if line]
-    return {line["step"]: line for line in lines if line["event"] == "step"}
 
 
 @pytest.mark.parametrize("more", [
@@ -37,11 +32,7 @@ def test_weights_move_and_log_probs_agree(rft: Rft, tmp_path: Path, more: tuple[
     found = steps(tmp_path / "out")
     assert found[1]["sampler_logprob_gap"]["mean"] < (0.05 if "bfloat16" in str(more) else 1e-5) and "sampler_logprob_gap" not in found[2]
     assert "engine against trainer: log-probs differ by" in (tmp_path / "out" / "events.jsonl").read_text()
-    versions = {
-        step: {json.loads(line)["policy_version"] for line in (tmp_path / "out" / "samples" / f"step_00000{step}.jsonl").read_text().splitlines()}
-        for step in (1, 2)
-    }
-    assert versions == {1: {0}, 2: {1}}
+    assert [versions(tmp_path / "out", step) for step in (1, 2)] == [{0}, {1}]
 
 
 def test_a_run_goes_on_from_its_checkpoint(rft: Rft, tmp_path: Path) -> None:
