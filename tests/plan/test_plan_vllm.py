@@ -120,6 +120,35 @@ def test_ranks_that_share_an_engine_divide_those_of_a_machine(compiled: Compiled
     assert "do not divide the 4 ranks of a machine; one of 1, 2, 4" in found
 
 
+def test_sglang_is_planned_alike(compiled: Compiled, gpus: MachineFacts, with_vllm: MachineFacts) -> None:
+    plan = compiled("rollout.engine=sglang", machine=gpus, ranks=8, **SMALL)
+    found, vllm = plan.rollout.sglang, compiled(machine=with_vllm, ranks=8, **SMALL).rollout.vllm
+    assert found is not None and vllm is not None and plan.rollout.own_engine is found and plan.rollout.vllm is None and not plan.rollout.shares_weights
+    for name in ("max_model_tokens", "max_sequences", "cache_bytes", "memory_share", "sleep", "graphs", "memory"):
+        assert getattr(found, name) == getattr(vllm, name)
+    assert found.cache_tokens == 65 * 2048 and found.weight_bytes == 2 * 500_000_000
+    text = plan_text(plan)
+    assert "SGLang beside the ranks, one in every rank" in text and "graphs up to 64 rows" in text
+    assert any(note.startswith("sglang: the engine's generator is seeded when it starts") for note in plan.notes)
+    turns = compiled("rollout.engine=sglang", machine=replace(gpus, gpu_memory_gib=40.0), ranks=8, **SEVEN)
+    assert turns.rollout.sglang is not None and turns.rollout.sglang.sleep == 1
+    assert "rollout.sglang has no effect: the engine is hf" in compiled("rollout.sglang.max_sequences=8").notes
+    assert "rollout.vllm has no effect: the engine is sglang" in compiled("rollout={engine: sglang, vllm: {max_sequences: 8}}").notes
+
+
+@pytest.mark.parametrize(
+    ("sets", "path", "text"),
+    [
+        ("rollout.sglang.max_model_tokens=2047", "rollout.sglang.max_model_tokens", "fewer than the 2048 of the longest prompt and completion"),
+        ("rollout.sglang.tensor_parallel=2", "rollout.sglang.tensor_parallel", "must be 1 on a CPU"),
+        ("rollout.sglang.sleep=1", "rollout.sglang.sleep", "SGLang does not sleep on a CPU"),
+        ("rollout.sglang.seeds=request", "rollout.sglang.seeds", "must be `engine` or `auto` on a CPU"),
+    ],
+)
+def test_refusals_of_sglang(compiled: Compiled, sets: str, path: str, text: str) -> None:
+    assert text in refused(compiled, "rollout.engine=sglang", sets, ranks=4, **SMALL)[path]
+
+
 def test_probes_of_the_engine_are_those_of_any_real_one(compiled: Compiled) -> None:
     assert compiled("rollout.engine=vllm").probes(1) and not compiled("rollout={engine: vllm, top_p: 0.9}").probes(1)
 
