@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 
 Weights = Iterable[tuple[str, "torch.Tensor"]]
 """(name as in the model's own state dict, full tensor), one at a time; the consumer copies what it keeps."""
+
+
+@runtime_checkable
+class AdaptedWeights(Protocol):
+    """Weights of a model with an adapter: with it merged in where they are gone through, or apart for an engine that has a place for it."""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+    def base(self) -> Weights:
+        """Those below the adapter. Collective as all weights."""
+
+    def save_adapter(self, directory: Path) -> None:
+        """The adapter alone as peft's files, by every rank for itself. Collective."""
 
 
 class Sampler(Protocol):

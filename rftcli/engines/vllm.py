@@ -23,8 +23,9 @@ import torch
 from rftcli.engines import vllm_settings, vllm_weights
 from rftcli.engines.finish import is_greedy, stop_rule
 from rftcli.engines.separate import Row, completed, own_randomness, split, united, usable
+from rftcli.engines.vllm_adapter import AdapterSlot
 from rftcli.errors import MachineError, RftError, UsageError
-from rftcli.protocols import Weights, World
+from rftcli.protocols import AdaptedWeights, Weights, World
 from rftcli.types import Completion, FinishReason, Request, SamplingSettings
 
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
@@ -38,8 +39,8 @@ class VLLMSampler:
     """`protocols.Sampler` over a running `vllm.LLM`.
 
     `model` is the trainer's, for names and buffers. `world` and `tensor_parallel`: which consecutive ranks share the engine. `seeded`: rows have
-    seeds of their own. `newest` tells the trainer's version: an engine that is behind refuses to sample. `check`: compare weights after every push;
-    `checkable`: after the first.
+    seeds of their own. `adapters`: the engine has a place for an adapter, and after the base only that is pushed. `newest` tells the trainer's
+    version: an engine that is behind refuses to sample. `check`: compare weights after every push; `checkable`: after the first.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class VLLMSampler:
         sleep: int = 0,
         check: bool = False,
         checkable: bool = True,
+        adapters: bool = False,
         dtype: torch.dtype,
         device: torch.device,
         newest: Callable[[], int] | None = None,
@@ -68,6 +70,8 @@ class VLLMSampler:
         self._world, self._together = world, tensor_parallel
         self._seeded, self._level, self._check, self._unproved = seeded, sleep, check, checkable
         self._dtype, self._device, self._newest = dtype, device, newest
+        self._slot = AdapterSlot(llm, dtype) if adapters else None
+        self._has_base = False
         self._asleep: set[str] = set()
         self._numbers = count()
 
@@ -94,7 +98,7 @@ class VLLMSampler:
         self.version = None
         self._wake("weights")
         with own_randomness(self._device):
-            vllm_weights.push(self._llm, weights, dtype=self._dtype, model=self._model, check=self._check or self._unproved)
+            self._push(weights, check=self._check or self._unproved)
         self._unproved = False
         self._llm.reset_prefix_cache()
         self.version = version
@@ -105,13 +109,29 @@ class VLLMSampler:
             self._llm.sleep(level=self._level)
             self._asleep = {"weights", "kv_cache"}
             if self._level == 2:
-                self.version = None
+                self.version, self._has_base = None, False
 
     def close(self) -> None:
         """No more samples. The engine itself ends with its process: its own shutdown would destroy the process group, which is the trainer's too."""
         self.version = None
+        if self._slot is not None:
+            self._slot.close()
 
     # its parts
+
+    def _push(self, weights: Weights, *, check: bool) -> None:
+        """Everything; or the base once, and the adapter every time. Collective."""
+        if self._slot is None or not isinstance(weights, AdaptedWeights):
+            self._has_base = False
+            vllm_weights.push(self._llm, weights, dtype=self._dtype, model=self._model, check=check, wrapped=self._slot is not None)
+            if self._slot is not None:
+                self._slot.request = None
+            return
+        if not self._has_base:
+            base = weights.base()
+            vllm_weights.push(self._llm, base, dtype=self._dtype, model=self._model, check=check, wrapped=True)
+            self._has_base = True
+        self._slot.put(weights, check=check)
 
     def _wake(self, *tags: str) -> None:
         """Weights alone for a push; everything before sampling."""
@@ -123,6 +143,7 @@ class VLLMSampler:
     def _run(self, rows: Sequence[Row], settings: SamplingSettings, version: int) -> Iterator[Completion]:
         engine, waiting = self._llm.llm_engine, {}
         shared = vllm_settings.arguments(settings, self._eos_ids, self._tokenizer, self._fields)
+        adapter = {} if self._slot is None else {"lora_request": self._slot.request}
         try:
             for row in rows:
                 number = f"rft-{next(self._numbers)}"
@@ -133,7 +154,7 @@ class VLLMSampler:
                 if settings.structured is not None:
                     own["structured_outputs"] = _form(settings.structured)
                 try:
-                    engine.add_request(number, {"prompt_token_ids": list(row.prefix)}, self._params(**own))
+                    engine.add_request(number, {"prompt_token_ids": list(row.prefix)}, self._params(**own), **adapter)
                 except (ValueError, NotImplementedError) as error:
                     raise UsageError(f"vLLM cannot sample so: {error}", hint="rollout.engine: hf can, with every key of `rollout`") from error
                 waiting[number] = row

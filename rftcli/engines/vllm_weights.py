@@ -29,8 +29,9 @@ DERIVING = ("MoE", "MLA", "MultiHeadLatent")
 """Parts of names of vLLM's layers that make something of their weights at load, on any device."""
 
 
-def push(llm: Any, weights: Weights, *, dtype: torch.dtype, model: Any, check: bool) -> None:
-    """Load full tensors, by their names in `model` (the trainer's), into the engine. With `check`, RftError where it does not hold them then."""
+def push(llm: Any, weights: Weights, *, dtype: torch.dtype, model: Any, check: bool, wrapped: bool = False) -> None:
+    """Load full tensors, by their names in `model` (the trainer's), into the engine. With `check`, RftError where it does not hold them then.
+    `wrapped`: its layers have places for an adapter, which only `reload_weights` looks through."""
     sent = Sums()
 
     def told() -> Iterator[tuple[str, Tensor]]:
@@ -41,7 +42,7 @@ def push(llm: Any, weights: Weights, *, dtype: torch.dtype, model: Any, check: b
             yield name, tensor
 
     engine = llm.apply_model(_itself)[0]
-    if derives(engine):
+    if wrapped or derives(engine):
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": told()})
         llm.apply_model(repack_shared)
     else:
@@ -58,9 +59,16 @@ def _itself(model: nn.Module) -> nn.Module:
     return model
 
 
+def _plain(engine: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules but those around one with a place for an adapter, which answer for what they wrap."""
+    for name, module in engine.named_modules():
+        if "base_layer" not in module._modules:
+            yield name, module
+
+
 def derives(engine: nn.Module) -> bool:
     """Whether vLLM has made something of the weights that it loaded: packed layers, or layers of other kinds than plain ones."""
-    for module in engine.modules():
+    for _, module in _plain(engine):
         method = getattr(module, "quant_method", None)
         plain = method is None or type(method).__name__.startswith("Unquantized")
         if not plain or hasattr(module, "cpu_linear") or any(part in type(module).__name__ for part in DERIVING):
@@ -70,7 +78,7 @@ def derives(engine: nn.Module) -> bool:
 
 def repack_shared(engine: nn.Module) -> None:
     """Pack anew what has a packed copy beside a weight that is whole: embeddings and heads, which may share one weight."""
-    for module in engine.modules():
+    for _, module in _plain(engine):
         if hasattr(module, "cpu_linear") and module.weight.numel():
             module.quant_method.process_weights_after_loading(module)
 
@@ -79,7 +87,7 @@ def repack_shared(engine: nn.Module) -> None:
 def held_by(engine: nn.Module) -> Sums:
     """What the engine computes with: every parameter once, packed ones read back."""
     held, seen = Sums(), set()
-    for prefix, module in engine.named_modules():
+    for prefix, module in _plain(engine):
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in seen or not parameter.is_floating_point():
                 continue

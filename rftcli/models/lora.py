@@ -122,6 +122,13 @@ class Adapter:
     def merged(self, present: Present) -> Iterator[tuple[str, Tensor]]:
         """(name in the model without adapter, whole tensor) with the adapter merged in, one at a time; sums are taken in float32. The model itself
         stays as it is, bit for bit. A consumer copies what it keeps."""
+        yield from self._layers(present, _merged_layer)
+
+    def base(self, present: Present) -> Iterator[tuple[str, Tensor]]:
+        """As `merged`, of the model below the adapter."""
+        yield from self._layers(present, _base_layer)
+
+    def _layers(self, present: Present, adapted: Callable[[str, nn.Module, Present], Iterator[tuple[str, Tensor]]]) -> Iterator[tuple[str, Tensor]]:
         from peft.utils import ModulesToSaveWrapper
 
         done: set[int] = set()
@@ -134,7 +141,7 @@ class Adapter:
                 yield from _whole(prefix, module.modules_to_save[TRAINED], present, seen)
             elif _is_lora(module):
                 done |= {id(part) for part in module.modules()}
-                yield from _merged_layer(prefix, module, present)
+                yield from adapted(prefix, module, present)
             else:
                 yield from _whole(prefix, module, present, seen, recurse=False)
 
@@ -158,6 +165,27 @@ class Adapter:
         path = directory / "adapter_config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps(config | {"inference_mode": True}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+class AdaptedWeights:
+    """`protocols.AdaptedWeights` of an adapter; `present` makes sharded parameters whole."""
+
+    def __init__(self, adapter: Adapter, present: Present) -> None:
+        self._adapter, self._present = adapter, present
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self._adapter.merged(self._present)
+
+    def base(self) -> Iterator[tuple[str, Tensor]]:
+        return self._adapter.base(self._present)
+
+    def save_adapter(self, directory: Path) -> None:
+        state: dict[str, Tensor] = {}
+        for name, parameter in self._adapter.model.named_parameters():
+            if f".{TRAINED}" in name:
+                with self._present([parameter]):
+                    state[name] = parameter.data.detach().cpu().clone()
+        self._adapter.save(directory, state)
 
 
 def _is_lora(module: nn.Module) -> bool:
@@ -198,6 +226,14 @@ def _merged_layer(prefix: str, layer: nn.Module, present: Present) -> Iterator[t
                 parameter.data = before[name]
             for wrapper in wrappers:
                 wrapper.merged_adapters.clear()
+
+
+def _base_layer(prefix: str, layer: nn.Module, present: Present) -> Iterator[tuple[str, Tensor]]:
+    """What a wrapped layer wraps."""
+    wrappers: list[Any] = [part for part in layer.modules() if _is_lora(part)]
+    base = wrappers[-1].get_base_layer()
+    with present(list(base.parameters())):
+        yield from [(_join(prefix, name), _floating(base, parameter)) for name, parameter in base.named_parameters()]
 
 
 def _is_quantised(module: nn.Module) -> bool:

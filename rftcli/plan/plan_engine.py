@@ -44,6 +44,7 @@ class VllmPlan(EnginePlan):
 
     process: str = "inside"
     lora: str = "merged"
+    """merged into the weights, or adapter: by itself"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,10 +85,13 @@ def _engine(plan: Plan) -> list[tuple[str, str]]:
     share = "" if engine.memory_share is None else f", {engine.memory_share:.0%} of the device"
     rest = f"sleeps at level {engine.sleep} while the policy is trained" if engine.sleep else "stays awake"
     checked = "compared after every update" if engine.check_weights else "compared after the first push"
+    lora = "" if plan.policy.lora is None else ", adapter merged"
+    apart = bool(lora) and vllm is not None and vllm.lora == "adapter"
+    sent = "the base once, the adapter after every update" if apart else f"in place after every update{lora}"
     return [
         ("engine", f"{shown} the ranks, {together}{share}, {graphs}, at most {engine.max_model_tokens} tokens a sequence"),
         ("engine memory", f"{engine.memory}; {rest}"),
-        ("engine weights", f"in place after every update{', adapter merged' if plan.policy.lora is not None else ''}, {checked}"),
+        ("engine weights", f"{sent}, {checked}"),
     ]
 
 

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from rftcli.models.load import DTYPES
-from rftcli.models.lora import Adapter
+from rftcli.models.lora import AdaptedWeights, Adapter
 from rftcli.plan.plan import Plan
 from rftcli.probe.cache import user_cache_dir
-from rftcli.protocols import Sampler, World
+from rftcli.protocols import Sampler, Weights, World
 from rftcli.runtime.emit import Emitter
 
 
@@ -52,13 +52,11 @@ def config_folder(model: Any, tokenizer: Any | None, dtype: str) -> Path:
     return target
 
 
-def whole_weights(model: Any, adapter: Adapter | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of a model that no trainer has sharded, adapter merged in."""
+def whole_weights(model: Any, adapter: Adapter | None) -> Weights:
+    """The weights of a model that no trainer has sharded, with its adapter."""
     if adapter is not None:
-        yield from adapter.merged(lambda parameters: nullcontext())
-        return
-    for name, parameter in model.named_parameters():
-        yield name, parameter.data
+        return AdaptedWeights(adapter, lambda parameters: nullcontext())
+    return ((name, parameter.data) for name, parameter in model.named_parameters())
 
 
 def make_own_engine(

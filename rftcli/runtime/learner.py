@@ -21,9 +21,9 @@ from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from rftcli.algo.schedules import learning_rate
 from rftcli.errors import RftError
-from rftcli.models.lora import Adapter
+from rftcli.models.lora import AdaptedWeights, Adapter, Present
 from rftcli.plan.plan import LearnerPlan
-from rftcli.protocols import LossFunction, StepOutcome, World
+from rftcli.protocols import LossFunction, StepOutcome, Weights, World
 from rftcli.runtime.buckets import buckets
 from rftcli.runtime.optimizers import make_optimizer
 from rftcli.types import Batch
@@ -185,12 +185,12 @@ class DeepSpeedLearner:
                 hint="lower train.optimizer.lr, or look at the last samples for what the rewards did; weights are as before these updates",
             )
 
-    def weights(self, of: str = "live") -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self, of: str = "live") -> Weights:
         """(name in the Hugging Face model, full tensor); `of`: live, or ema for the running mean. Every rank must go through to the end."""
         present = partial(self.present, of=of)
-        if self.adapter is not None:
-            yield from self.adapter.merged(present)
-            return
+        return self._plain(present) if self.adapter is None else AdaptedWeights(self.adapter, present)
+
+    def _plain(self, present: Present) -> Iterator[tuple[str, torch.Tensor]]:
         for bucket in buckets(self.module.model.named_parameters(), GATHER_BYTES if self.plan.zero_stage == 3 else 0):
             with present([parameter for _, parameter in bucket]):
                 for name, parameter in bucket:

@@ -13,6 +13,7 @@ import torch
 
 from rftcli.algo.keyed import key64
 from rftcli.engines.table import sampler_class
+from rftcli.engines.vllm_adapter import room_for
 from rftcli.engines.vllm_settings import needs_tokenizer
 from rftcli.models.load import DTYPES
 from rftcli.plan.plan import Plan
@@ -56,6 +57,7 @@ def make_vllm(
         llm, params, fields, model, tokenizer, ends,
         world=world, tensor_parallel=vllm.tensor_parallel, seeded=seeded, sleep=vllm.sleep, check=vllm.check_weights,
         checkable=vllm.tensor_parallel == 1 and "quantization" not in vllm.options, dtype=DTYPES[plan.policy.dtype], device=device, newest=newest,
+        adapters=vllm.lora == "adapter" and plan.policy.lora is not None,
     )  # fmt: skip
 
 
@@ -83,6 +85,8 @@ def arguments(plan: Plan, vllm: VllmPlan, world: World, device: torch.device, *,
         found["graphs_up_to"] = vllm.max_sequences
     if vllm.sleep:
         found["enable_sleep_mode"] = True
+    if vllm.lora == "adapter" and plan.policy.lora is not None:
+        found |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room_for(plan.policy.lora.rank)}
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         # the cache has its own size; vLLM refuses to start where less than this share is free

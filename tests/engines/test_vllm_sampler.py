@@ -5,18 +5,22 @@ Runs with the real one are in `tests/with_vllm`.
 
 from __future__ import annotations
 
+import json
 import random
-from types import SimpleNamespace
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from rank_threads import on_ranks
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from rftcli.engines.separate import own_randomness
 from rftcli.engines.vllm import VLLMSampler
+from rftcli.engines.vllm_adapter import held_by, room_for, sent
 from rftcli.engines.vllm_weights import push
 from rftcli.engines.weights import Sums, bit_sum, compare, file_form, fused_name
 from rftcli.errors import RftError, UsageError
@@ -64,11 +68,14 @@ class StandIn:
         self.calls: list[str] = []
         self.reason: str | None = None
         self.llm_engine = self
+        self.folders: list[str] = []
+        self.loras: list = []
 
     def apply_model(self, function):
         return [function(self.model)]
 
-    def add_request(self, number, prompt, params) -> None:
+    def add_request(self, number, prompt, params, **rest) -> None:
+        self.loras += [rest["lora_request"] and rest["lora_request"].lora_int_id] if rest else []
         if params.get("top_k") == 13:
             raise ValueError("13 is not sampled here")
         self.asked[number] = (prompt["prompt_token_ids"], params)
@@ -88,6 +95,18 @@ class StandIn:
     def abort_request(self, numbers) -> None:
         self.calls.append(f"abort {len(numbers)}")
         self.open.clear()
+
+    def add_lora(self, request) -> bool:
+        if request.lora_path.endswith("/13"):
+            raise ValueError("13 is not loaded here")
+        self.calls.append(f"lora {request.lora_int_id}")
+        self.folders.append(request.lora_path)
+        return True
+
+    def collective_rpc(self, method, kwargs) -> None:
+        assert method == "reload_weights"
+        self.calls.append("base")
+        self.model.load_weights(kwargs["weights_iterator"])
 
     def reset_prefix_cache(self) -> None:
         self.calls.append("reset")
@@ -213,6 +232,83 @@ def test_ranks_of_one_engine_give_it_the_same_requests_and_keep_their_own(kit) -
     assert [sorted(made) for made, _ in results] == [[(0, 0), (0, 1)], [], [(20, 0), (20, 1)], [(30, 0), (30, 1)]]
     assert results[0][1] == results[1][1] and len(results[0][1]) == 2
     assert results[2][1] == results[3][1] and [prompt for prompt, _ in results[2][1]] == [[7], [7], [8], [8]]
+
+
+class Adapted:
+    """`protocols.AdaptedWeights` of the trained ones and a small adapter."""
+
+    def __iter__(self):
+        return iter(TRAINED.items())
+
+    def base(self):
+        return iter(TRAINED.items())
+
+    def save_adapter(self, directory) -> None:
+        directory.mkdir()
+        (directory / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 6.0}))
+        save_file({"m.lora_A.weight": torch.ones(4, 3), "m.lora_B.weight": torch.ones(2, 4)}, directory / "adapter_model.safetensors")
+
+
+@pytest.fixture
+def lora_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's record of an adapter, where vLLM is not."""
+    for name in ("vllm", "vllm.lora"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    record = SimpleNamespace(LoRARequest=lambda **fields: SimpleNamespace(**fields))
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", record)
+
+
+def test_an_adapter_travels_alone_after_the_base(kit, lora_request: None) -> None:
+    llm = StandIn()
+    sampler = make(kit, llm, adapters=True, checkable=False, sleep=2)
+    for version in (1, 2):
+        sampler.load(Adapted(), version)
+    assert llm.calls == ["base", "lora 1", "reset", "lora 2", "reset"]
+    list(sampler.generate([kit.make_request(0, [5], (0, 1))], settings()))
+    assert llm.loras == [2, 2] and [Path(folder).is_dir() for folder in llm.folders] == [False, True]
+    llm.calls.clear()
+    sampler.sleep()  # level 2 gives the base up
+    sampler.load(Adapted(), 3)
+    assert llm.calls == ["sleep 2", "wake weights", "base", "lora 3", "reset"]
+    sampler.load(TRAINED.items(), 4)  # of a checkpoint, merged
+    list(sampler.generate([kit.make_request(0, [5], (0,))], settings()))
+    assert llm.loras[-1] is None
+    sampler.load(Adapted(), 5)
+    assert llm.calls[-3:] == ["base", "lora 4", "reset"]
+    sampler.close()
+    assert not any(Path(folder).is_dir() for folder in llm.folders)
+
+
+def test_an_adapter_that_vllm_refuses_has_a_way_out(kit, lora_request: None) -> None:
+    sampler = make(kit, adapters=True, checkable=False)
+    sampler._slot._number = 12
+    with pytest.raises(UsageError, match="vLLM does not take the adapter: 13 is not loaded here") as caught:
+        sampler.load(Adapted(), 1)
+    assert caught.value.hint is not None and "merged" in caught.value.hint
+    with pytest.raises(RftError, match="no weights yet"):
+        next(sampler.generate([kit.make_request(0, [5])], settings()))
+    sampler.close()
+
+
+def test_the_sum_of_an_adapter_is_that_of_the_layers_that_hold_it(tmp_path) -> None:
+    """B is scaled by alpha / rank when it is loaded, and fills a part of its place."""
+    Adapted().save_adapter(tmp_path / "1")
+    engine, layer = nn.Module(), nn.Module()
+    engine.add_module("layer", layer)
+    layer.lora_a_stacked = (torch.zeros(1, 1, 8, 3),)
+    layer.lora_b_stacked = (torch.zeros(1, 1, 2, 8),)
+    layer.lora_a_stacked[0][0, 0, :4] = 1.0
+    layer.lora_b_stacked[0][0, 0, :, :4] = 1.5
+    compare(sent(tmp_path / "1", torch.float32), held_by(engine), {})
+    layer.lora_b_stacked[0][0, 0, 0, 0] = 1.0
+    with pytest.raises(RftError, match="does not hold the trainer's weights"):
+        compare(sent(tmp_path / "1", torch.float32), held_by(engine), {})
+
+
+def test_room_for_an_adapter_comes_in_sizes() -> None:
+    assert [room_for(rank) for rank in (1, 8, 9, 200, 512)] == [8, 8, 16, 256, 512]
+    with pytest.raises(UsageError, match="rank 512 at most"):
+        room_for(513)
 
 
 def test_the_trainers_generators_stay_as_they_were(kit) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rftcli import protocols
 from rftcli.errors import UsageError
 from rftcli.models import lora
 from rftcli.models.export import export_hf
@@ -94,6 +95,23 @@ def test_off_merged_saved_and_gone_on_from(zoo, tmp_path, kind, dtype):
         assert torch.equal(again(IDS).logits, moved)
     assert not torch.equal(again(IDS).logits, moved) and set(trained(again)) == set(trained(model))
     assert set(second.plain()) == {name for name, _ in second.merged(present)} == names
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_base_and_adapter_apart(zoo, tmp_path, dtype):
+    """For an engine that holds both: the base is the model as it was, bit for bit, and the files are the adapter of now."""
+    model = zoo.llama().to(dtype).eval()
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    weights = lora.AdaptedWeights(attach(model), present)
+    assert isinstance(weights, protocols.AdaptedWeights)
+    for number in range(2):
+        move(model)
+        base = dict(weights.base())
+        assert base.keys() == before.keys() == dict(weights).keys() and all(torch.equal(base[name], before[name]) for name in before)
+        weights.save_adapter(tmp_path / str(number))
+        loaded = peft.PeftModel.from_pretrained(zoo.llama().to(dtype).eval(), tmp_path / str(number))
+        assert torch.allclose(loaded(IDS).logits, model(IDS).logits, atol=DTYPES[dtype])
 
 
 @torch.no_grad()

@@ -311,7 +311,7 @@ OTHER: dict[str, str] = {
     "rollout.hf.options.epsilon_cutoff": "0.1", "rollout.hf.options.eta_cutoff": "0.1", "rollout.hf.options.no_repeat_ngram_size": "3",
     "rollout.hf.options.suppress_tokens": "[4]",
     "rollout.vllm.memory_share": "0.3", "rollout.vllm.max_model_tokens": "4000", "rollout.vllm.max_sequences": "9", "rollout.vllm.seeds": "engine",
-    "rollout.vllm.check_weights": "true", "rollout.vllm.options": "{block_size: 32}",
+    "rollout.vllm.check_weights": "true", "rollout.vllm.options": "{block_size: 32}", "rollout.vllm.lora": "adapter",
     **{f"rollout.sglang.{key}": value for key, value in {
         "memory_share": "0.3", "max_model_tokens": "4000", "max_sequences": "9", "seeds": "engine", "check_weights": "true",
         "options": "{page_size: 16}",
@@ -485,6 +485,7 @@ SETUP: dict[str, tuple[str, ...]] = {
     **{f"rollout.{engine}.{key}": (f"rollout.engine={engine}",) for engine in ("vllm", "sglang") for key in (
         "memory_share", "max_model_tokens", "max_sequences", "seeds", "check_weights", "options",
     )},
+    "rollout.vllm.lora": ("rollout.engine=vllm", "models.policy.lora={}"),
     **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
@@ -501,7 +502,7 @@ INSTEAD_OF: dict[str, str] = {
 }
 """What the key takes the place of."""
 ONE_VALUE = {"models.scorers.NAME.offload", "models.scorers.NAME.shard", "models.critic.optimizer.kind", "profile.tool"} | {
-    f"rollout.vllm.{key}" for key in ("process", "lora", "tensor_parallel", "sleep")
+    f"rollout.vllm.{key}" for key in ("process", "tensor_parallel", "sleep")
 } | {f"rollout.sglang.{key}" for key in ("tensor_parallel", "sleep")}
 """Keys with a single value so far, or on one rank of a CPU."""
 MERGED = {"extends"}

@@ -543,6 +543,19 @@ BREACHES = [
         "does not go with a quantised engine",
     ),
     ("vllm-sampling", ["rollout={engine: vllm, hf: {options: {typical_p: 0.9}}}"], "rollout.hf.options", "are options of the engine `hf`"),
+    ("vllm-arguments", ["rollout.vllm.options={enable_lora: true}"], "rollout.vllm.options.enable_lora", "has a key of its own: `rollout.vllm.lora`"),
+    ("vllm-lora", ["rollout={engine: vllm, vllm: {lora: adapter}}"], "rollout.vllm.lora", "needs `models.policy.lora`"),
+    *(
+        ("vllm-lora", ["rollout={engine: vllm, vllm: {lora: adapter}}", f"models.policy.lora={{{lora}}}"], f"models.policy.lora.{path}", message)
+        for lora, path, message in (
+            ("save_also: [lm_head]", "save_also", "does not go with `rollout.vllm.lora: adapter`"),
+            ("start_from: ./a", "start_from", "does not go with `rollout.vllm.lora: adapter`"),
+            ("rank: 1024", "rank", "is at most 512 for an adapter in vLLM, got 1024"),
+            ("targets: [q_proj, lm_head]", "targets[1]", "`lm_head` cannot be adapted in vLLM"),
+            ("options: {use_dora: true}", "options.use_dora", "`use_dora` does not go with `rollout.vllm.lora: adapter`"),
+            ("options: {lora_bias: true}", "options.lora_bias", "`lora_bias` does not go with `rollout.vllm.lora: adapter`"),
+        )
+    ),
     (
         "sglang-arguments",
         ["rollout.sglang.options={mem_fraction_static: 0.5}"],

@@ -17,5 +17,8 @@ class VllmEngine(FastEngine):
         description="Whether every completion has a seed of its own, or the engine's one generator is seeded for each rollout; `auto` takes seeds of "
         "their own where they cost nothing.",
     )
-    lora: Literal["merged"] = Field("merged", description="How an adapter reaches the engine: merged into the weights.")
+    lora: Literal["merged", "adapter"] = Field(
+        "merged",
+        description="How an adapter reaches the engine: merged into the weights, or by itself, so that little is pushed and every token costs more.",
+    )
     options: Options = Field(default_factory=dict, description="Further arguments of vLLM's `LLM(...)`.")
