@@ -5,6 +5,7 @@ Leaves out the folder it reads its configuration from (`engine_folder`), startin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ CPU_SHARE = 0.8
 MOST_SHARE = 0.95
 SHARE_STEP = 0.02
 """On top of weights and cache: SGLang measures what is free once more after loading."""
+CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
+"""Without it SGLang looks for a GPU."""
 ON_CPU: dict[str, Any] = {"attention_backend": "torch_native", "sampling_backend": "pytorch"}
 """What needs no kernels of a GPU; a CPU build with its own is told by `rollout.sglang.options`."""
 
@@ -38,6 +41,8 @@ def make_sglang(
     """`engine_folder.make_own_engine`. Of ranks that share an engine the first starts it."""
     sglang = plan.rollout.sglang
     assert sglang is not None
+    if device.type == "cpu":
+        os.environ.setdefault(CPU_ENGINE, "1")
     cls: Any = sampler_class("sglang")
     from rftcli.engines.sglang_start import start
 

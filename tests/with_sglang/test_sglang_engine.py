@@ -94,7 +94,7 @@ def test_a_caller_that_leaves_early(kit: Kit) -> None:
 
 
 def test_what_sglang_refuses_is_an_error_of_the_recipe(kit: Kit) -> None:
-    with pytest.raises(UsageError, match="SGLang cannot sample so: .*frequency_penalty must be in"):
+    with pytest.raises(UsageError, match=r"SGLang cannot sample so: .*frequency_penalty must be in"):
         kit.sample(frequency_penalty=9.0)
     assert len(kit.sample(2)) == 2
 
