@@ -103,7 +103,7 @@ class SGLangSampler:
                     engine, weights, dtype=self._dtype, device=self._device, model=self._model, check=check,
                     pack=self._running.pack, parts=self._together,
                 )  # fmt: skip
-                if not engine.flush_cache().success:
+                if not getattr(engine.flush_cache(), "success", True):
                     raise RftError("SGLang's prefix cache still holds what older weights computed: it could not be emptied")
         self._unproved = False
         self.version = version

@@ -36,6 +36,14 @@ ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 """The room that SGLang wants behind the longest sequence may lie behind the model's last position, where nothing is ever computed."""
 OTHER_NAMES = {"cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
 """Argument -> its name in later releases."""
+ASKED = {
+    "async_generate": ("input_ids", "sampling_params", "return_logprob", "rid"),
+    "update_weights_from_tensor": ("named_tensors", "load_format", "flush_cache"),
+    "release_memory_occupation": ("tags",),
+    "resume_memory_occupation": ("tags",),
+    "flush_cache": (),
+}
+"""Methods of the engine that are called, with the arguments that they are called with."""
 HINT = "`rollout.engine: hf` runs everywhere; memory: `rollout.sglang.memory_share`, `max_sequences`, `max_model_tokens`"
 TAKEN_OVER = (signal.SIGTERM, signal.SIGQUIT)
 END_SECONDS = 10.0
@@ -114,6 +122,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any],
     unknown = [name for name in options if name not in known]
     if unknown:
         raise UsageError(f"rollout.sglang.options: this version of SGLang has no argument `{unknown[0]}`")
+    _refuse_lacking(sglang.Engine)
     wanted = {**arguments, "nccl_port": _free_port(), "custom_weight_loader": [sglang_worker.NAME], "custom_sigquit_handler": failed_to_start}
     named = {name if name in known else OTHER_NAMES.get(name, name): value for name, value in wanted.items()}
     asked = {name: value for name, value in named.items() if name in known} | dict(options)
@@ -142,6 +151,16 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any],
     return found
 
 
+def _refuse_lacking(engine: type) -> None:
+    for name, arguments in ASKED.items():
+        method = getattr(engine, name, None)
+        known = () if method is None else inspect.signature(method).parameters
+        lacking = [argument for argument in arguments if argument not in known]
+        if method is None or lacking:
+            what = f"no `Engine.{name}`" if method is None else f"no argument `{lacking[0]}` of `Engine.{name}`"
+            raise UsageError(f"this version of SGLang has {what}", hint="pip install -U 'rftcli[sglang]'")
+
+
 def failed_to_start(number: int, frame: Any) -> None:
     """The handler of the signal that SGLang's processes send when they fail, until the engine runs."""
     raise EngineDied(DIED)
@@ -167,9 +186,10 @@ def _pack() -> Pack | None:
     except ImportError:
         return None
 
-    def pack(named: list[tuple[str, torch.Tensor]]) -> Any:
+    def pack(named: list[tuple[str, torch.Tensor]], parts: int) -> list[Any]:
         bucket = FlattenedTensorBucket(named_tensors=named)
-        return MultiprocessingSerializer.serialize({"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()})
+        found = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
+        return [MultiprocessingSerializer.serialize(found) for _ in range(parts)]
 
     return pack if getattr(FlattenedTensorBucket, "supports_multi_dtypes", False) else None
 

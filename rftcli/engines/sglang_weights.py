@@ -24,8 +24,8 @@ from rftcli.protocols import Weights
 
 BUCKET_BYTES = 256 * 2**20
 """Of one message: with fewer, an engine's answers take longer than its copies."""
-Pack = Callable[[list[tuple[str, Tensor]]], Any]
-"""Named tensors of one type -> what a process of the engine unpacks as a flat bucket."""
+Pack = Callable[[list[tuple[str, Tensor]], int], list[Any]]
+"""(named tensors of one type, number of the engine's parts) -> for each part what it unpacks as a flat bucket."""
 
 
 def push(engine: Any, weights: Weights, *, dtype: torch.dtype, device: torch.device, model: Any, check: bool, pack: Pack | None, parts: int) -> None:
@@ -48,8 +48,7 @@ def push(engine: Any, weights: Weights, *, dtype: torch.dtype, device: torch.dev
             if pack is None:
                 answer = engine.update_weights_from_tensor(bucket, load_format=None, flush_cache=False)
             else:
-                payloads = [pack(bucket) for _ in range(parts)]
-                answer = engine.update_weights_from_tensor(payloads, load_format="flattened_bucket", flush_cache=False)
+                answer = engine.update_weights_from_tensor(pack(bucket, parts), load_format="flattened_bucket", flush_cache=False)
             _accepted(answer)
         if check:
             compare(sent, _held(engine, device), {})

@@ -180,12 +180,9 @@ class AdaptedWeights:
         return self._adapter.base(self._present)
 
     def save_adapter(self, directory: Path) -> None:
-        state: dict[str, Tensor] = {}
-        for name, parameter in self._adapter.model.named_parameters():
-            if f".{TRAINED}" in name:
-                with self._present([parameter]):
-                    state[name] = parameter.data.detach().cpu().clone()
-        self._adapter.save(directory, state)
+        own = {name: parameter for name, parameter in self._adapter.model.named_parameters() if f".{TRAINED}" in name}
+        with self._present(list(own.values())):  # it is small, so all of it at once
+            self._adapter.save(directory, {name: parameter.data.detach() for name, parameter in own.items()})
 
 
 def _is_lora(module: nn.Module) -> bool:

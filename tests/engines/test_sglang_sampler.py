@@ -320,6 +320,23 @@ def test_arguments_are_looked_up_by_name(make: Make) -> None:
         make({"dtype": "float13"})
 
 
+def test_a_release_that_lacks_what_is_asked_is_refused_before_it_starts(sglang: None) -> None:
+    import sglang as package
+
+    class Older:
+        def __init__(self, **_: object) -> None:
+            raise AssertionError("it was started")
+
+        async def async_generate(self, prompt=None, sampling_params=None, input_ids=None, return_logprob=False): ...
+
+    package.Engine = Older
+    with pytest.raises(UsageError, match=r"this version of SGLang has no argument `rid` of `Engine\.async_generate`"):
+        start("nowhere", {}, {}, CPU)
+    del Older.async_generate
+    with pytest.raises(UsageError, match=r"has no `Engine\.async_generate`"):
+        start("nowhere", {}, {}, CPU)
+
+
 def test_a_missing_package_is_told_with_the_command() -> None:
     with pytest.raises(MachineError, match="needs the package `sglang`") as caught:
         start("nowhere", {}, {}, CPU)
