@@ -16,7 +16,7 @@ from rftcli.types import Completion, FinishReason, Prompt, Request, SamplingSett
 
 @dataclass(slots=True, kw_only=True)
 class Kit:
-    """`word`: a text that comes often in samples; `digits`: does the vocabulary have single digits?"""
+    """`end`: the model's end token; `word`: a text that comes often in samples."""
 
     model: Any
     tokenizer: Any
@@ -106,3 +106,9 @@ def a_caller_that_leaves_early_leaves_an_engine_that_works(kit: Kit) -> None:
     made.close()
     assert len(kit.sample(8)) == 8
     kit.sampler.load(kit.weights(), 2)
+
+
+CHECKS: tuple[Callable[[Kit], None], ...] = (
+    log_probs_are_the_trainers, new_weights_change_what_is_sampled, completions_end_where_they_should, greedy_is_the_trainers_argmax,
+    filters_and_penalties_shape_the_samples, a_caller_that_leaves_early_leaves_an_engine_that_works,
+)  # fmt: skip

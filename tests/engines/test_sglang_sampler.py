@@ -82,14 +82,7 @@ def engine(kit: Kit):
     return kit.sampler._running.engine
 
 
-CHECKS = (
-    engine_contract.log_probs_are_the_trainers, engine_contract.new_weights_change_what_is_sampled, engine_contract.completions_end_where_they_should,
-    engine_contract.greedy_is_the_trainers_argmax, engine_contract.filters_and_penalties_shape_the_samples,
-    engine_contract.a_caller_that_leaves_early_leaves_an_engine_that_works,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", engine_contract.CHECKS, ids=lambda check: check.__name__)
 def test_the_contract(make: Make, check: Callable[[Kit], None]) -> None:
     check(make(check=True))
 
