@@ -1,20 +1,41 @@
-"""Which engine samples, and what a vLLM engine is started with."""
+"""Which engine samples, and everything that an engine with a model of its own (vLLM, SGLang) is started with."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rftcli.plan.compile_engine import own_engine
+from rftcli.plan import engine_memory, memory
+from rftcli.plan.compile_models import trained_parameters, trains_in
+from rftcli.plan.compile_ppo import all_parameters
+from rftcli.plan.compile_precision import keeping
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.compile_sglang import sglang
 from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import BatchPlan, LearnerPlan, ModelPlan, RolloutPlan, WorldPlan
-from rftcli.plan.plan_engine import VllmPlan
+from rftcli.plan.plan_engine import EnginePlan, SglangPlan, VllmPlan
 from rftcli.plan.plan_models import ReferencePlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
+
+MOST_SEQUENCES = 1024
+"""Of one engine where the recipe leaves it to the plan: a decode step of more gains little, and their scores take memory."""
+SEQUENCE_MULTIPLE = 8
+"""Graphs are captured at multiples of it."""
+UNKNOWN_SHARE = 0.4
+"""Of a GPU for the engine where the model's size is not known before it is loaded."""
+ALONE_ON_CPU = {
+    "vllm": "vLLM's CPU build gives the memory that ranks share the same name in every job, and leaves it behind",
+    "sglang": "one engine over several ranks is for GPUs that hold a part of the model each",
+}
+"""Why ranks do not share an engine there."""
+RECORDS: dict[str, Any] = {"vllm": VllmPlan, "sglang": SglangPlan}
+"""Engine with a model of its own, and key of `rollout` -> its record."""
+CPU_CACHE_SHARE = 0.25
+"""Of a rank's part of the machine's memory, at most, for the cache on a CPU."""
+HOST_SHARE = 0.4
+"""Of the machine's memory that the weights of sleeping engines may take; above it they are given up and pushed anew."""
 
 
 def with_engine(
@@ -25,9 +46,9 @@ def with_engine(
     if plan is None or learner is None or batch is None:
         return plan
     engine, why = choice(recipe, facts, world)
-    if engine in PLANNED:
+    if engine in RECORDS:
         own, told = [], []
-        found = PLANNED[engine](plan, recipe, facts, world, policy, learner, batch, reference, critic, own, told)
+        found = _own_engine(engine, plan, recipe, facts, world, policy, learner, batch, reference, critic, own, told)
         unfit = next((problem.message for problem in own if problem.path == "rollout.engine"), None)
         if recipe.rollout.engine == "auto" and unfit is not None:
             engine, why = "hf", f"vllm is there, but {unfit}"
@@ -35,28 +56,45 @@ def with_engine(
             problems += own
     if recipe.rollout.engine == "auto":
         notes.append(f"rollout.engine {engine}: {why}")
-    for name in PLANNED:
-        section = getattr(recipe.rollout, name)
-        if name != engine and section != type(section)():
+    for name in RECORDS:
+        if name != engine and getattr(recipe.rollout, name) != type(getattr(recipe.rollout, name))():
             notes.append(f"rollout.{name} has no effect: the engine is {engine}")
-    if engine not in PLANNED:
+    if engine not in RECORDS:
         return replace(plan, engine=engine)
     notes += told
     return found
 
 
-def _vllm(
-    plan: RolloutPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan, batch: BatchPlan,
+def _own_engine(
+    name: str, plan: RolloutPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan, batch: BatchPlan,
     reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
 ) -> RolloutPlan:  # fmt: skip
-    section = recipe.rollout.vllm
-    graphs = not section.options.get("enforce_eager", False)
-    vllm = own_engine(
-        VllmPlan, "vllm", "vLLM", graphs, recipe, facts, world, policy, learner, batch, reference, critic, problems, notes
+    if recipe.rollout.hf != type(recipe.rollout.hf)():
+        notes.append(f"rollout.hf has no effect: the engine is {name}")
+    needs = engine_needs(recipe)
+    _check(name, recipe, facts, world, needs, problems)
+    section, eager = getattr(recipe.rollout, name), {"vllm": "enforce_eager", "sglang": "disable_cuda_graph"}[name]
+    longest = needs if section.max_model_tokens == "auto" else section.max_model_tokens
+    sequences = _sequences(name, recipe, world) if section.max_sequences == "auto" else section.max_sequences
+    found = RECORDS[name](
+        tensor_parallel=section.tensor_parallel,
+        max_model_tokens=longest,
+        max_sequences=sequences,
+        memory_share=None,
+        cache_bytes=None,
+        sleep=0,
+        graphs=world.device == "cuda" and not section.options.get(eager, False),
+        seeds=section.seeds,
+        check_weights=section.check_weights,
+        options=dict(section.options),
+        **({"lora": section.lora} if name == "vllm" else {}),
     )
-    vllm = replace(vllm, lora=section.lora)
-    notes.append(_reproducible(vllm, world))
-    return replace(plan, engine="vllm", shares_weights=False, options={}, vllm=vllm)
+    found = _with_memory(name, found, recipe, facts, world, policy, learner, batch, reference, critic, problems, notes)
+    if name == "sglang" and section.seeds == "request" and world.device == "cpu":
+        why = "SGLang's deterministic mode has no attention for a CPU"
+        problems.append(PlanProblem(path="rollout.sglang.seeds", message="must be `engine` or `auto` on a CPU", reason=why))
+    notes.append(_reproducible(name, found, world))
+    return replace(plan, engine=name, shares_weights=False, options={}, **{name: found})
 
 
 def choice(recipe: Recipe, facts: Facts, world: WorldPlan) -> tuple[str, str]:
@@ -75,15 +113,117 @@ def choice(recipe: Recipe, facts: Facts, world: WorldPlan) -> tuple[str, str]:
     return "vllm", "it is installed and there is a GPU"
 
 
-def _reproducible(vllm: VllmPlan, world: WorldPlan) -> str:
-    if vllm.seeds == "request" or (vllm.seeds == "auto" and world.device == "cpu"):
+def engine_needs(recipe: Recipe) -> int:
+    """The longest prompt with the longest completion of rollout and evaluation."""
+    new = [recipe.rollout.max_new_tokens]
+    if recipe.data.eval:
+        new.append(recipe.eval.max_new_tokens or 0)
+        new += [source.sampling.max_new_tokens or 0 for source in recipe.data.eval.values()]
+    return recipe.rollout.max_prompt_tokens + max(int(length) for length in new)
+
+
+def _sequences(name: str, recipe: Recipe, world: WorldPlan) -> int:
+    """One engine's share of a rollout."""
+    ranks = getattr(recipe.rollout, name).tensor_parallel
+    prompts = recipe.batch.prompts_per_step * ranks / world.ranks / recipe.batch.rollouts_per_update
+    rows = math.ceil(prompts) * recipe.rollout.samples_per_prompt
+    return min(MOST_SEQUENCES, -(-rows // SEQUENCE_MULTIPLE) * SEQUENCE_MULTIPLE)
+
+
+def _check(name: str, recipe: Recipe, facts: Facts, world: WorldPlan, needs: int, problems: list[PlanProblem]) -> None:
+    section = getattr(recipe.rollout, name)
+    if section.max_model_tokens != "auto" and section.max_model_tokens < needs:
+        message = f"{section.max_model_tokens} tokens are fewer than the {needs} of the longest prompt and completion"
+        hint = "`auto`, or lower `rollout.max_prompt_tokens` or the lengths of completions"
+        problems.append(PlanProblem(path=f"rollout.{name}.max_model_tokens", message=message, hint=hint))
+    limit = facts.model.max_positions
+    if section.max_model_tokens != "auto" and limit is not None and section.max_model_tokens > limit:
+        message = f"{section.max_model_tokens} tokens, the model has {limit} positions"
+        problems.append(PlanProblem(path=f"rollout.{name}.max_model_tokens", message=message))
+    ranks, together = world.ranks // world.nodes, section.tensor_parallel
+    if together > 1 and world.device == "cpu":
+        why = ALONE_ON_CPU[name]
+        problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message="must be 1 on a CPU", reason=why, hint="an engine in every rank"))
+    elif ranks % together:
+        fitting = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
+        message = f"{together} consecutive ranks do not divide the {ranks} ranks of a machine"
+        problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message=message, hint=f"one of {fitting}"))
+    if section.sleep not in ("auto", 0) and world.device == "cpu":
+        problems.append(PlanProblem(path=f"rollout.{name}.sleep", message=f"{name} does not sleep on a CPU", hint="`auto` or 0"))
+
+
+def _with_memory(
+    name: str, vllm: EnginePlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan, batch: BatchPlan,
+    reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
+) -> EnginePlan:  # fmt: skip
+    section, model, machine = getattr(recipe.rollout, name), facts.model, facts.machine
+    share = None if section.memory_share == "auto" else float(section.memory_share)
+    parameters, hidden, layers = policy.parameters, model.hidden, model.layers
+    sleeps = None if section.sleep == "auto" else section.sleep > 0
+    if parameters is None or hidden is None or layers is None:
+        if world.device == "cpu":
+            cache = CPU_CACHE_SHARE * machine.memory_gib * memory.GIB / world.ranks
+            return replace(vllm, cache_bytes=int(cache), memory_share=share, memory="the model's size is not known before it is loaded")
+        notes.append(f"rollout.{name}: the model's size is not known before it is loaded; the engine gets {share or UNKNOWN_SHARE:.0%} of each GPU")
+        level = 1 if section.sleep == "auto" else section.sleep
+        return replace(vllm, memory_share=share or UNKNOWN_SHARE, sleep=level, memory="the model's size is not known before it is loaded")
+    number = memory.DTYPE_BYTES[policy.dtype]
+    wanted = engine_memory.engine(
+        parameters=parameters,
+        number_bytes=number,
+        layers=layers,
+        key_width=model.key_width or hidden,
+        vocabulary=model.vocabulary or 0,
+        tensor_parallel=vllm.tensor_parallel,
+        sequences=vllm.max_sequences,
+        tokens=vllm.max_model_tokens,
+    )
+    vllm = replace(vllm, weight_bytes=int(wanted.weights))
+    if world.device == "cpu":
+        most = (CPU_CACHE_SHARE if share is None else share) * machine.memory_gib * memory.GIB / world.ranks
+        cache = max(wanted.cache_least, min(wanted.cache_wanted, most) if share is None else most)
+        text = f"{cache / memory.GIB:.2f} GiB of cache a rank ({wanted.cache_wanted / memory.GIB:.2f} GiB would hold all sequences)"
+        return replace(vllm, cache_bytes=int(cache), cache_tokens=int(cache / wanted.cache_per_token), memory_share=share, memory=text)
+    whole, trained = all_parameters(recipe, model, critic) or parameters, trained_parameters(policy, model)
+    if trained is not None:
+        trained += whole - parameters
+    state = memory.training_bytes(whole, trains_in(policy), learner.zero_stage, world.ranks, keeping(recipe), trained=trained)
+    if reference is not None and reference.kind == "model" and not reference.offload:
+        state += number * parameters
+    positions = batch.tokens_per_micro_batch or batch.micro_batch_size * vllm.max_model_tokens
+    working = engine_memory.activations(
+        positions=positions, hidden=hidden, layers=layers, number_bytes=number, checkpointing=policy.gradient_checkpointing
+    )
+    division = engine_memory.divide(machine.gpu_memory_gib * memory.GIB, state, working, wanted, share=share, sleeps=sleeps)
+    if not division.fits:
+        problems.append(
+            PlanProblem(
+                path=f"rollout.{name}.memory_share" if share is not None else "rollout.engine",
+                message=f"the engine does not fit beside the training: {division.text}",
+                hint=f"more ranks or a higher ZeRO stage, shorter completions, fewer `rollout.{name}.max_sequences`, `sleep: 1`, `tensor_parallel`",
+            )
+        )
+    level = section.sleep if section.sleep != "auto" else _level(division.sleeps, wanted, world, facts)
+    if section.sleep == "auto" and level:
+        notes.append(f"rollout.{name}.sleep {level}: {division.text}")
+    vllm = replace(vllm, cache_tokens=int(division.cache / wanted.cache_per_token))
+    return replace(vllm, cache_bytes=max(1, int(division.cache)), memory_share=round(division.share, 3), sleep=level, memory=division.text)
+
+
+def _level(sleeps: bool, wanted: engine_memory.Engine, world: WorldPlan, facts: Facts) -> int:
+    if not sleeps:
+        return 0
+    on_host = wanted.weights * world.ranks / world.nodes
+    return 1 if on_host <= HOST_SHARE * facts.machine.memory_gib * memory.GIB else 2
+
+
+def _reproducible(name: str, vllm: EnginePlan, world: WorldPlan) -> str:
+    if name == "sglang":
+        seeds = "every completion has a seed of its own" if vllm.seeds == "request" else "the engine's generator is seeded when it starts"
+    elif vllm.seeds == "request" or (vllm.seeds == "auto" and world.device == "cpu"):
         seeds = "every completion has a seed of its own"
     elif vllm.seeds == "engine":
         seeds = "the engine's generator is seeded for each rollout"
     else:
         seeds = "every completion has a seed of its own where the engine takes one for free, else its generator is seeded for each rollout"
-    return f"vllm: {seeds}; the same run again need not give the same samples, because the last bits of scores depend on what is decoded together"
-
-
-PLANNED = {"vllm": _vllm, "sglang": sglang}
-"""Engines with a model of their own -> what plans them."""
+    return f"{name}: {seeds}; the same run again need not give the same samples, because the last bits of scores depend on what is decoded together"

@@ -108,7 +108,7 @@ def test_a_share_that_is_written_counts(compiled: Compiled, with_vllm: MachineFa
         ("rollout.vllm.max_model_tokens=2047", "rollout.vllm.max_model_tokens", "fewer than the 2048 of the longest prompt and completion"),
         ("rollout.vllm.max_model_tokens=40000", "rollout.vllm.max_model_tokens", "the model has 32768 positions"),
         ("rollout.vllm.tensor_parallel=2", "rollout.vllm.tensor_parallel", "must be 1 on a CPU"),
-        ("rollout.vllm.sleep=1", "rollout.vllm.sleep", "vLLM does not sleep on a CPU"),
+        ("rollout.vllm.sleep=1", "rollout.vllm.sleep", "vllm does not sleep on a CPU"),
     ],
 )
 def test_refusals(compiled: Compiled, sets: str, path: str, text: str) -> None:
@@ -141,7 +141,7 @@ def test_sglang_is_planned_alike(compiled: Compiled, gpus: MachineFacts, with_vl
     [
         ("rollout.sglang.max_model_tokens=2047", "rollout.sglang.max_model_tokens", "fewer than the 2048 of the longest prompt and completion"),
         ("rollout.sglang.tensor_parallel=2", "rollout.sglang.tensor_parallel", "must be 1 on a CPU"),
-        ("rollout.sglang.sleep=1", "rollout.sglang.sleep", "SGLang does not sleep on a CPU"),
+        ("rollout.sglang.sleep=1", "rollout.sglang.sleep", "sglang does not sleep on a CPU"),
         ("rollout.sglang.seeds=request", "rollout.sglang.seeds", "must be `engine` or `auto` on a CPU"),
     ],
 )
