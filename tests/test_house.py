@@ -46,7 +46,7 @@ LIGHT = [
     "rftcli.runtime.scorer_checks",
     "rftcli.runtime.compare", "rftcli.runtime.clean", "rftcli.runtime.export", "rftcli.observe.sample_view", "rftcli.algo.votes", "rftcli.algo.paired",
 ]  # fmt: skip
-HEAVY = ("torch", "transformers", "deepspeed", "vllm", "diffusers")
+HEAVY = ("torch", "transformers", "deepspeed", "vllm", "sglang", "diffusers")
 
 
 def imports(path: Path) -> set[str]:

@@ -113,21 +113,21 @@ class Running:
 def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> Running:
     """A running engine with random weights. `folder` holds the model's configuration; `arguments` are the plan's, `options` the person's; what this
     SGLang does not know of the first is left out. Raises MachineError where SGLang is missing, UsageError for what it refuses."""
-    try:
-        import sglang
-        from sglang.srt.server_args import ServerArgs
-    except ImportError as error:
-        raise MachineError(f"rollout.engine sglang needs the package `sglang`: {error}", hint="pip install 'rftcli[sglang]'") from error
-    known = set(inspect.signature(ServerArgs).parameters)
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise UsageError(f"rollout.sglang.options: this version of SGLang has no argument `{unknown[0]}`")
-    _refuse_lacking(sglang.Engine)
-    wanted = {**arguments, "nccl_port": _free_port(), "custom_weight_loader": [sglang_worker.NAME], "custom_sigquit_handler": failed_to_start}
-    named = {name if name in known else OTHER_NAMES.get(name, name): value for name, value in wanted.items()}
-    asked = {name: value for name, value in named.items() if name in known} | dict(options)
     before = multiprocessing.active_children()
     with own_randomness(device), _own_process():
+        try:
+            import sglang
+            from sglang.srt.server_args import ServerArgs
+        except ImportError as error:
+            raise MachineError(f"rollout.engine sglang needs the package `sglang`: {error}", hint="pip install 'rftcli[sglang]'") from error
+        known = set(inspect.signature(ServerArgs).parameters)
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise UsageError(f"rollout.sglang.options: this version of SGLang has no argument `{unknown[0]}`")
+        _refuse_lacking(sglang.Engine)
+        wanted = {**arguments, "nccl_port": _free_port(), "custom_weight_loader": [sglang_worker.NAME], "custom_sigquit_handler": failed_to_start}
+        named = {name if name in known else OTHER_NAMES.get(name, name): value for name, value in wanted.items()}
+        asked = {name: value for name, value in named.items() if name in known} | dict(options)
         try:
             engine = sglang.Engine(model_path=folder, **asked)
             atexit.unregister(engine.shutdown)

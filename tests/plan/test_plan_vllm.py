@@ -149,6 +149,14 @@ def test_refusals_of_sglang(compiled: Compiled, sets: str, path: str, text: str)
     assert text in refused(compiled, "rollout.engine=sglang", sets, ranks=4, **SMALL)[path]
 
 
+def test_an_adapter_by_itself_is_shown(compiled: Compiled) -> None:
+    plan = compiled("rollout={engine: vllm, vllm: {lora: adapter}}", "models.policy.lora={rank: 8}", **SMALL)
+    assert plan.rollout.vllm is not None and plan.rollout.vllm.lora == "adapter"
+    assert "the base once, the adapter after every update" in plan_text(plan)
+    merged = compiled("rollout.engine=vllm", "models.policy.lora={rank: 8}", **SMALL)
+    assert "in place after every update, adapter merged" in plan_text(merged)
+
+
 def test_probes_of_the_engine_are_those_of_any_real_one(compiled: Compiled) -> None:
     assert compiled("rollout.engine=vllm").probes(1) and not compiled("rollout={engine: vllm, top_p: 0.9}").probes(1)
 
