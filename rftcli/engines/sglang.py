@@ -29,7 +29,7 @@ from rftcli.errors import RftError, UsageError
 from rftcli.protocols import Weights, World
 from rftcli.types import Completion, FinishReason, Request, SamplingSettings
 
-REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 NOT_A_NUMBER = "NaN happened"
 """SGLang's reason where scores were no numbers: it has then put an end token in the place of the sample."""
 TAGS = ("weights", "kv_cache")
@@ -182,7 +182,7 @@ class SGLangSampler:
                 with running.alive():
                     place, found = loop.run_until_complete(waiting)
                 tasks.pop()
-                yield place, _answer(found, settings, greedy=is_greedy(rows[place].sample, settings))
+                yield place, _answer(found, settings, rows[place])
         except (GeneratorExit, RftError) as left:
             for place, task in enumerate(tasks):
                 if isinstance(left, EngineDied):  # nobody answers any more
@@ -193,7 +193,7 @@ class SGLangSampler:
             raise
 
 
-def _answer(found: Any, settings: SamplingSettings, *, greedy: bool) -> Made:
+def _answer(found: Any, settings: SamplingSettings, row: Row) -> Made:
     """SGLang's answer to one row. UsageError for what it refuses, RftError for what went wrong."""
     if isinstance(found, ValueError):
         raise UsageError(f"SGLang cannot sample so: {found}", hint=sglang_settings.OTHER_ENGINES) from found
@@ -204,13 +204,16 @@ def _answer(found: Any, settings: SamplingSettings, *, greedy: bool) -> Made:
     reason = about["finish_reason"] or {}
     finish = REASONS.get(reason.get("type"))
     if finish is None:
-        raise RftError(f"SGLang ended a completion with `{reason.get('type')}`", hint="its log above says why")
+        raise RftError(f"SGLang gave a completion up: {reason.get('message') or reason.get('type')}", hint="its log above says why")
     if reason.get("matched") == NOT_A_NUMBER and NOT_A_NUMBER not in settings.stop:
         raise RftError("SGLang's scores were no numbers", hint="models.policy.dtype: float32 tells whether the weights are, or the arithmetic is")
-    ids = tuple(one["output_ids"])
+    ids, room = tuple(one["output_ids"]), settings.max_new_tokens - row.done
+    if finish is FinishReason.LENGTH and len(ids) < room:
+        hint = "`rollout.sglang.max_model_tokens`, or more cache: `rollout.sglang.memory_share`"
+        raise RftError(f"SGLang had room for {len(ids)} of the {room} tokens of a completion", hint=hint)
     if not settings.logprobs:
         return ids, None, finish
-    if greedy:
+    if is_greedy(row.sample, settings):
         return ids, (0.0,) * len(ids), finish  # the choice was certain
     told = [(logprob, token) for logprob, token, *_ in about["output_token_logprobs"]]
     if [token for _, token in told] != list(ids):

@@ -232,6 +232,16 @@ def test_scores_that_are_no_numbers_are_an_error(make: Make) -> None:
         kit.sample(1)
 
 
+def test_a_completion_that_is_cut_or_given_up_is_an_error(make: Make) -> None:
+    kit = make({"context_length": 20})
+    kit.sampler.load(kit.weights(), 1)
+    with pytest.raises(RftError, match="had room for 6 of the 24 tokens"):
+        kit.sample(1, ignore_eos=True)
+    engine(kit).loop.call_later(0.02, lambda: [aborted.set() for aborted in engine(kit)._running.values()])
+    with pytest.raises(RftError, match="SGLang gave a completion up: Abort before prefill"):
+        kit.sample(64, ignore_eos=True, max_new_tokens=6)
+
+
 def test_ranks_of_one_engine_get_their_own_from_the_first(make: Make) -> None:
     """Two engines over two ranks each; the first of two ranks has it, and the second rank asks for nothing."""
     leaders = {rank: make({"tp_size": 2}, checkable=False) for rank in (0, 2)}
