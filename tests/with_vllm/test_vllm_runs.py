@@ -24,7 +24,7 @@ SMALL = (
 
 @pytest.mark.parametrize("more", [
     (), ("train.deepspeed.zero_stage=3",), ("models.policy={path: 'builtin:quickstart', lora: {rank: 4}, dtype: bfloat16}",),
-    ("models.policy={path: 'builtin:quickstart', lora: {rank: 4}}", "rollout.vllm.lora=adapter", "train.deepspeed.zero_stage=3"),
+    ("models.policy={path: 'builtin:quickstart', lora: {rank: 4}, dtype: bfloat16}", "rollout.vllm.lora=adapter", "train.deepspeed.zero_stage=3"),
 ], ids=["plain", "zero-3", "lora", "adapter"])
 def test_weights_move_and_log_probs_agree(rft: Rft, tmp_path: Path, more: tuple[str, ...]) -> None:
     sets = [item for text in more for item in ("--set", text)]
