@@ -57,7 +57,7 @@ def compile_plan(
         device=device,
         backend="nccl" if device == "cuda" else "gloo",
         deterministic=recipe.train.deterministic,
-        threads_per_rank=max(1, facts.machine.cores // max(1, facts.ranks // facts.nodes)),
+        threads_per_rank=facts.machine.threads_of_a_rank(facts.ranks // facts.nodes),
         nodes=facts.nodes,
     )
     policy = model_plan(recipe, facts, device, policy_path)

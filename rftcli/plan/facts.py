@@ -17,6 +17,13 @@ class MachineFacts:
     gpu_memory_gib: float = 0.0
     vllm: bool = False
     """Is the package installed?"""
+    threads: int | None = None
+    """The most that the environment grants a process (OMP_NUM_THREADS)."""
+
+    def threads_of_a_rank(self, ranks: int) -> int:
+        """Of each of so many ranks on this machine: its share of the cores, and no more than the environment grants."""
+        share = max(1, self.cores // max(1, ranks))
+        return share if self.threads is None else min(share, self.threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

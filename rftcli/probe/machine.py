@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from rftcli.plan.facts import MachineFacts
@@ -25,7 +26,14 @@ def machine_facts(*, use_gpus: bool = True) -> MachineFacts:
         gpu_name=gpus[0][0] if gpus else None,
         gpu_memory_gib=min((memory for _, memory in gpus), default=0.0),
         vllm=installed("vllm"),
+        threads=_threads(os.environ),
     )
+
+
+def _threads(environ: Mapping[str, str]) -> int | None:
+    """OMP_NUM_THREADS, unless torchrun has set it: it gives every process one where nothing is said."""
+    word = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(word) if word.isdecimal() and int(word) > 0 and "TORCHELASTIC_RUN_ID" not in environ else None
 
 
 def installed(package: str) -> bool:

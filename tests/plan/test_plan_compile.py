@@ -35,6 +35,7 @@ def test_the_machine_decides_device_and_number_type(compiled: Compiled, gpus: Ma
     assert (on_cpu.world.device, on_cpu.world.backend, on_cpu.world.threads_per_rank, on_cpu.policy.dtype) == ("cpu", "gloo", 4, "float32")
     assert (on_gpus.world.device, on_gpus.world.backend, on_gpus.world.threads_per_rank, on_gpus.policy.dtype) == ("cuda", "nccl", 8, "bfloat16")
     assert compiled(ranks=16).world.threads_per_rank == 1  # more ranks than cores
+    assert [MachineFacts(cores=8, memory_gib=1.0, threads=threads).threads_of_a_rank(2) for threads in (None, 1, 3, 16)] == [4, 1, 3, 4]
     assert compiled("models.policy.dtype=bfloat16").policy.dtype == "bfloat16"
     assert compiled("models.policy.dtype=float32", machine=gpus).policy.dtype == "float32"
 

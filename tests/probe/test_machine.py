@@ -105,3 +105,12 @@ def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "only_a_folder").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert installed("json") and not installed("only_a_folder") and not installed("no_such_package_anywhere")
+
+
+@pytest.mark.parametrize(
+    ("environ", "threads"),
+    [({}, None), ({"OMP_NUM_THREADS": "3"}, 3), ({"OMP_NUM_THREADS": "4,2"}, 4), ({"OMP_NUM_THREADS": "0"}, None), ({"OMP_NUM_THREADS": "many"}, None)],
+)
+def test_threads_that_the_environment_grants(environ: dict[str, str], threads: int | None) -> None:
+    assert machine._threads(environ) == threads
+    assert machine._threads({**environ, "TORCHELASTIC_RUN_ID": "none"}) is None  # torchrun's own default
