@@ -126,7 +126,8 @@ def main() -> None:
     card = re.sub(r"\W+", "-", told["card"] or "cpu").strip("-")
     for name in options.workloads:
         found = measure(name, options.sides.split(","), options.repeats)
-        result = {"command": f"python -m benchmarks.against {name} --sides {options.sides} --repeats {options.repeats}", "machine": told, "sides": found}
+        typed = f"python -m benchmarks.against {name} --sides {options.sides} --repeats {options.repeats}"
+        result = {"command": typed, "machine": told, "sides": found}
         (options.out / f"against-{name}-{card}.json").write_text(json.dumps(result, indent=1) + "\n")
         print(f"\n{table(name, found)}\n", flush=True)
 
