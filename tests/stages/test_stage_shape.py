@@ -100,7 +100,8 @@ def test_running_moments_include_this_step_and_all_before(made: SimpleNamespace)
 
 def test_evaluation_neither_moves_the_moments_nor_reads_them(made: SimpleNamespace) -> None:
     """Fed 0, 1, 1, 0 in training; four held-out rewards of 10 would make it mean 5.25 and deviation 4.76, and be 19 as normalised ones."""
-    plan, running = made.plan("reward_shaping={running_norm: full, clip: [-1, 1]}", "rollout.engine=fake"), RunningNorm()
+    plan = made.plan("reward_shaping={running_norm: full, clip: [-1, 1]}", "rollout.engine=fake", "data.eval.held_out={path: held_out.jsonl}")
+    running = RunningNorm()
     shape(collected(made.groups({0: [0.0, 1.0], 1: [1.0, 0.0]})), plan.shaping, running, SoloWorld())
     engine = FakeSampler(lambda ids, skip_special_tokens=True: "a", vocab_size=9, eos_ids=(0,))
     sets = [EvalSet(name="held_out", prompts=[made.prompt(row) for row in range(4)], samples_per_prompt=1)]
