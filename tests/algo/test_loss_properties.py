@@ -1,4 +1,4 @@
-"""What must not change a loss or its gradient, for every row of LOSSES and KLS: the size of advantages, a shift of both log-probs; finite differences."""
+"""What must not change a loss or its gradient, for every row of LOSSES and KLS: the size of advantages, a shift of both log-probs, other answers."""
 
 from __future__ import annotations
 
@@ -47,10 +47,14 @@ def updates(draw: st.DrawFn) -> tuple[list[float], list[float], list[float], lis
     lengths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     total = sum(lengths)
     advantages = [value for length in lengths for value in [draw(st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0]))] * length]
-    return draw(st.lists(CORNERS, min_size=total, max_size=total)), draw(st.lists(st.floats(-3, 0), min_size=total, max_size=total)), advantages, lengths
+    differences = draw(st.lists(CORNERS, min_size=total, max_size=total))
+    return differences, draw(st.lists(st.floats(-3, 0), min_size=total, max_size=total)), advantages, lengths
 
 
-def run(name: str, update: tuple[list[float], list[float], list[float], list[int]], *, times: float = 1.0, shift: float = 0.0) -> tuple[Any, torch.Tensor]:
+Drawn = tuple[list[float], list[float], list[float], list[int]]
+
+
+def run(name: str, update: Drawn, *, times: float = 1.0, shift: float = 0.0) -> tuple[Any, torch.Tensor]:
     """(terms, gradient) in float64, of advantages `times` as large and log-probs moved by `shift`."""
     differences, start, advantages, lengths = update
     old = torch.tensor(start, dtype=torch.float64) + shift
@@ -69,9 +73,9 @@ def run(name: str, update: tuple[list[float], list[float], list[float], list[int
 @pytest.mark.parametrize("name", LOSSES)
 @settings(max_examples=20)
 @given(update=updates(), times=st.sampled_from([0.5, 3.0, 1e6]))
-def test_loss_and_gradient_grow_with_the_advantage(name: str, update: tuple[Any, ...], times: float) -> None:
-    one, gradient = run(name, update)  # type: ignore[arg-type]
-    more, steeper = run(name, update, times=times)  # type: ignore[arg-type]
+def test_loss_and_gradient_grow_with_the_advantage(name: str, update: Drawn, times: float) -> None:
+    one, gradient = run(name, update)
+    more, steeper = run(name, update, times=times)
     assert torch.allclose(more.loss, times * one.loss, rtol=1e-12) and torch.allclose(steeper, times * gradient, rtol=1e-12)
     assert torch.equal(more.ratio, one.ratio)
 
@@ -79,9 +83,9 @@ def test_loss_and_gradient_grow_with_the_advantage(name: str, update: tuple[Any,
 @pytest.mark.parametrize("name", LOSSES)
 @settings(max_examples=20)
 @given(update=updates(), shift=st.sampled_from([-7.0, 0.5]))
-def test_only_the_difference_of_log_probs_pulls(name: str, update: tuple[Any, ...], shift: float) -> None:
-    one, gradient = run(name, update)  # type: ignore[arg-type]
-    moved, same = run(name, update, shift=shift)  # type: ignore[arg-type]
+def test_only_the_difference_of_log_probs_pulls(name: str, update: Drawn, shift: float) -> None:
+    one, gradient = run(name, update)
+    moved, same = run(name, update, shift=shift)
     assert torch.allclose(same, gradient, atol=1e-9) and torch.allclose(moved.ratio, one.ratio, rtol=1e-9)
     if name not in LOG_PROBS:
         assert torch.allclose(moved.loss, one.loss, atol=1e-9)
@@ -90,10 +94,10 @@ def test_only_the_difference_of_log_probs_pulls(name: str, update: tuple[Any, ..
 @pytest.mark.parametrize("name", [name for name, row in LOSSES.items() if "chosen" not in row.reads])
 @settings(max_examples=20)
 @given(update=updates())
-def test_an_answer_does_not_see_the_others(name: str, update: tuple[Any, ...]) -> None:
+def test_an_answer_does_not_see_the_others(name: str, update: Drawn) -> None:
     """So that micro-batches may be cut between any two of them. (Which tokens are chosen is the business of the whole update.)"""
     differences, old, advantages, lengths = update
-    whole, gradient = run(name, update)  # type: ignore[arg-type]
+    whole, gradient = run(name, update)
     first = 0
     for length in lengths:
         span = slice(first, first + length)
