@@ -119,7 +119,7 @@ def test_alike_without_a_group_too() -> None:
 # losses
 
 LOSS_VALUES: dict[str, Any] = {
-    "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "tau_positive": 1.0, "tau_negative": 1.05, "drift": 0.5, "beta": 0.1,
+    "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "tau_positive": 1.0, "tau_negative": 1.05, "drift": 0.5, "drift_bound": 2.0, "beta": 0.1,
     "importance_weight": True,
 }  # fmt: skip
 """Option of a loss -> a value of it. A new option belongs here."""

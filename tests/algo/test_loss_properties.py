@@ -22,7 +22,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "gmpo": {"clip_low": 0.1, "clip_high": 0.2},
     "cispo": {"clip_low": 0.2, "clip_high": 0.3},
     "sapo": {"tau_positive": 1.0, "tau_negative": 1.05},
-    "cpg": {**CLIPS, "drift": 0.0},
+    "cpg": {**CLIPS, "drift": 0.0, "drift_bound": None},
     "clip_cov": {**CLIPS, "dual_clip": None},
     "kl_cov": {"beta": 0.0},
     "reinforce": {"importance_weight": True},
