@@ -88,6 +88,11 @@ def test_the_order_of_everything(made: SimpleNamespace) -> None:
     assert metrics["shaped_reward_mean"] == pytest.approx((0.5 + expected[1] - 1.0) / 3)
 
 
+def test_bounds_are_those_of_what_was_normalised(made: SimpleNamespace) -> None:
+    """4 and 0 have the deviation 2: 4 becomes 2, which lies within [0, 3]; bounded first it would be 1.5."""
+    assert rewards_of(shaped(made.groups({0: [4.0, 0.0]}), running_norm="scale", clip=(0.0, 3.0))) == [2.0, 0.0]
+
+
 def test_running_moments_include_this_step_and_all_before(made: SimpleNamespace) -> None:
     running = RunningNorm()
     first = shaped(made.groups({0: [0.0, 1.0, 1.0, 0.0]}), running, running_norm="scale")
