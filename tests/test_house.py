@@ -167,11 +167,13 @@ def test_tables_equal_schema() -> None:
 def test_recipe_rules_know_the_tables() -> None:
     """`recipe` imports no other room: what it repeats of one is held to it here."""
     from rftcli.algo.advantages import ADVANTAGES
-    from rftcli.recipe import finding, rules, sections
+    from rftcli.recipe import finding, sections
+    from rftcli.recipe.sections.algorithm import GROUP_ESTIMATORS
     from rftcli.rewards.functions import RECORD
     from rftcli.rewards.rules import REQUIRED
 
-    assert {name for name, row in ADVANTAGES.items() if row.min_samples > 1} == rules.GROUP_ESTIMATORS
+    assert {name for name, row in ADVANTAGES.items() if row.min_samples > 1} == {name for name, row in ADVANTAGES.items() if row.baseline}
+    assert {name for name, row in ADVANTAGES.items() if row.baseline} == GROUP_ESTIMATORS
     assert finding.REQUIRED == REQUIRED
     assert f"any of {', '.join(RECORD)}, and" in str(sections.RewardPart.model_fields["python"].description)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
+from rftcli.recipe.sections.algorithm import GROUP_ESTIMATORS
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Curriculum, Recipe, Rollout
@@ -46,6 +47,12 @@ def curriculum_plan(section: Curriculum | None) -> CurriculumPlan | None:
 def strategy_notes(recipe: Recipe) -> list[str]:
     """What the strategies mean for the numbers of a run."""
     rollout, notes = recipe.rollout, []
+    kind, taught = recipe.algorithm.advantage.kind, recipe.models.teacher is not None
+    for name in ("dynamic", "replay"):
+        if getattr(rollout, name) is not None and (taught or kind not in GROUP_ESTIMATORS):
+            what = "replaced" if name == "dynamic" else "asked again"
+            why = "the teacher" if taught else f"`{kind}`"
+            notes.append(f"rollout.{name}: groups whose rewards are alike are {what}, though with {why} they teach as well")
     if rollout.dynamic is not None:
         extra = rollout.dynamic.max_extra_rollouts
         notes.append(

@@ -47,6 +47,7 @@ from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.scorers import fill_desk
 from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
+from rftcli.runtime.tell import lesson_state
 from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.runtime.vllm_engine import make_vllm
 from rftcli.stages.beside import Beside
@@ -311,7 +312,7 @@ def build(
     entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window, running_norm = Totals(), ErrorWindow(plan.rewards.max_error_rate), RunningNorm()
-    taught = LessonState(on_policy=plan.batch.needs_prepass is None and not plan.loss.reads_sampler)
+    taught = lesson_state(plan)
     early_stop, latest = EarlyStop(plan=plan.early_stop, world=world, max_tokens=plan.max_tokens), Latest()
     registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": taught}
     kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}

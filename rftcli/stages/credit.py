@@ -78,7 +78,7 @@ def credit(
     if plan.kl is not None and plan.kl.in_reward:
         penalty = kl_penalty(everything, plan.kl, plan.kl.coefficient if kl_coefficient is None else kl_coefficient, world)
     advantages = _advantages(collected.groups, everything, plan.advantage, world, penalty, estimator)
-    metrics: dict[str, Any] = {**corrected, **value_metrics(everything, world)}
+    metrics: dict[str, Any] = {**corrected, **({} if roles.critic is None else value_metrics(everything, world))}
     if penalty.token_mean is not None:
         metrics["kl"] = penalty.token_mean
     if plan.rollout.greedy_twin:

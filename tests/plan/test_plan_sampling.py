@@ -39,6 +39,21 @@ def test_what_is_on_is_said(compiled: Compiled) -> None:
     assert "my.order:Mine" in plan_text(compiled("data.curriculum={kind: python, python: 'my.order:Mine'}"))
 
 
+@pytest.mark.parametrize(
+    ("sets", "notes"),
+    [
+        (("rollout={dynamic: {}, replay: {}}",), []),
+        (("rollout={dynamic: {}, replay: {}}", "algorithm.advantage.kind=remax"), ["replaced, though with `remax`", "asked again, though"]),
+        (("rollout.dynamic={}", "models.teacher.server=http://t"), ["replaced, though with the teacher they teach as well"]),
+        (("algorithm.advantage.kind=remax",), []),
+    ],
+)
+def test_a_refill_of_groups_that_teach_is_said(compiled: Compiled, sets: tuple[str, ...], notes: list[str]) -> None:
+    """Estimators that do not compare within a group, and a teacher, learn from groups without spread as well."""
+    found = [note for note in compiled(*sets).notes if "whose rewards are alike" in note]
+    assert len(found) == len(notes) and all(part in note for part, note in zip(notes, found, strict=True))
+
+
 def test_a_label_says_only_what_differs(compiled: Compiled) -> None:
     plan = compiled("rollout={temperature: 0.8, top_k: 5, stop: [a], max_new_tokens: 99, by_label: {default: {max_new_tokens: 9, top_k: 0, stop: []}}}")
     assert plan.rollout.by_label["default"] == LabelSampling(

@@ -70,6 +70,17 @@ def test_a_key_differs_from_its_default_or_says_why_it_is_there(name: str) -> No
         assert setting.remark.startswith("the default") <= (not differs), setting
 
 
+SOURCE = re.compile(r"the paper's|published|'s \(|that of|both papers|not stated there|ours, to suit|\d{4}\.\d{5}|authors'")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_number_says_where_it_is_from(name: str) -> None:
+    """The paper, its authors' program, or that it is ours; but for one answer a prompt and terms that are off, which are what the method is."""
+    for setting in read_preset(name).settings:
+        if re.fullmatch(r"[-+.\de]+", setting.value) and float(setting.value) != 0 and setting.path[-1] != "samples_per_prompt":
+            assert SOURCE.search(setting.remark) or setting.remark.startswith("the default"), setting
+
+
 def _key(path: tuple[str | int, ...]) -> tuple[str, ...]:
     """The row of the table of keys; what stands in a free mapping belongs to that mapping."""
     pattern = pattern_of(path)

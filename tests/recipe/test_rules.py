@@ -10,7 +10,8 @@ from rftcli.recipe.kinds import keys
 from rftcli.recipe.load import load_text
 from rftcli.recipe.loss_rules import RULES as LOSS_RULES
 from rftcli.recipe.problems import Problem
-from rftcli.recipe.rules import GROUP_ESTIMATORS, RULES, check
+from rftcli.recipe.rules import RULES, check
+from rftcli.recipe.sections.algorithm import GROUP_ESTIMATORS
 
 Problems = Callable[..., list[Problem]]
 
