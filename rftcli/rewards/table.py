@@ -24,6 +24,7 @@ from rftcli.rewards.inputs import HeavyRule, RuleInput
 from rftcli.rewards.limits import TimedCalls
 from rftcli.rewards.rules import check_options, open_rule
 from rftcli.rewards.scorers.desk import Desk, after
+from rftcli.rewards.scorers.verdict import Verdict, is_number
 from rftcli.rewards.spec import DEFAULT_LABEL, PLAIN_SUM, CombineSpec, PartSpec
 from rftcli.types import Completion, PartScore, ScoredSample
 
@@ -121,7 +122,7 @@ class RewardTable:
         if part.kind == "model":
             if not self._desk.knows(part.target):
                 raise UsageError(f"rewards.{label}: part `{part.name}` names the scorer `{part.target}`, which is not there")
-            return lambda completion, text, step, log: self._desk.ask(part.target, completion, text).result()
+            return lambda completion, text, step, log: _score(part, self._desk.ask(part.target, completion, text).result(), log)
         if part.kind == "python":
             function = self._load(part, search_path)
             limit = part.timeout_seconds  # of an async one, which is cancelled before it is left behind
@@ -216,6 +217,13 @@ class RewardTable:
             )
             for name, value in values.items()
         ]
+
+
+def _score(part: PartSpec, verdict: Verdict, log: Log) -> float:
+    """The score; what the scorer says beside it is logged as a function would log it, under the part's name."""
+    for name, said in verdict.extra.items():
+        (log.log_metric if is_number(said) else log.log_extra)(f"{part.name}/{name}", said)
+    return verdict.value
 
 
 class OpenPart:

@@ -19,6 +19,7 @@ from rftcli.rewards.scorers.cache import Cache
 from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.scorers.own import OwnScorer
 from rftcli.rewards.scorers.spec import ScorerSpec, ServiceSpec
+from rftcli.rewards.scorers.verdict import Verdict
 from rftcli.rewards.scorers.view import View, view_of
 from rftcli.rewards.spec import PartSpec
 from rftcli.rewards.table import RewardTable
@@ -213,23 +214,23 @@ def test_replies_are_kept_over_rounds_and_restarts(tmp_path: Path) -> None:
 
 
 def test_another_rank_finds_what_was_kept_and_another_scorer_does_not(tmp_path: Path) -> None:
-    Cache(tmp_path, SPEC, 0).put("a", 1.5)
-    assert Cache(tmp_path, SPEC, 1).get("a") == 1.5
-    assert Cache(tmp_path, replace(SPEC, service=replace(SERVICE, urls=("http://y",), retries=9)), 0).get("a") == 1.5  # the same service elsewhere
+    Cache(tmp_path, SPEC, 0).put("a", Verdict(value=1.5, extra={"length": 2.0}))
+    assert Cache(tmp_path, SPEC, 1).get("a") == Verdict(value=1.5, extra={"length": 2.0})
+    assert Cache(tmp_path, replace(SPEC, service=replace(SERVICE, urls=("http://y",), retries=9)), 0).get("a") == Verdict(value=1.5, extra={"length": 2.0})  # the same service elsewhere
     assert Cache(tmp_path, replace(SPEC, score_field="scores"), 0).get("a") is None
 
 
 def test_a_line_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
-    Cache(tmp_path, SPEC, 0).put("a", 1.0)
+    Cache(tmp_path, SPEC, 0).put("a", Verdict(value=1.0))
     file = tmp_path / "local.rank_0.jsonl"
     whole = file.read_text()
     file.write_text(whole + whole[:20])
     cache = Cache(tmp_path, SPEC, 0)
-    cache.put("b", 2.0)
+    cache.put("b", Verdict(value=2.0))
     again = Cache(tmp_path, SPEC, 0)
-    assert (again.get("a"), again.get("b"), again.get("c")) == (1.0, 2.0, None)
+    assert (again.get("a"), again.get("b"), again.get("c")) == (Verdict(value=1.0), Verdict(value=2.0), None)
     file.write_text(whole + json.dumps(["x", None]) + "\n" + json.dumps([1, 2.0]) + "\n")
-    assert Cache(tmp_path, SPEC, 0).get("a") == 1.0
+    assert Cache(tmp_path, SPEC, 0).get("a") == Verdict(value=1.0)
 
 
 OWN = """

@@ -1,17 +1,20 @@
 """Requests to reward services: several addresses, bounded tries with growing pauses, a limit a minute, one time limit a try.
 
 Tried again: no connection, a connection that was closed, a timeout, a reply that is no JSON, status 408, 429 and 5xx. Not: any other status, because
-the same request would be refused again. Leaves out what is asked and what a reply means (`http`, `judge`).
+the same request would be refused again, and a reply that is too long. Redirects are not followed: secrets in headers go to the address of the recipe
+alone. What a reply calls itself (`content-type`) does not matter. Leaves out what is asked and what a reply means (`http`, `judge`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -48,7 +51,14 @@ class Service:
     """The addresses of one scorer. Any thread may call; `submit` runs up to `concurrency` requests side by side."""
 
     def __init__(
-        self, name: str, spec: ServiceSpec, *, ranks: int = 1, environ: Mapping[str, str] | None = None, first_pause: float = FIRST_PAUSE_SECONDS
+        self,
+        name: str,
+        spec: ServiceSpec,
+        *,
+        ranks: int = 1,
+        environ: Mapping[str, str] | None = None,
+        first_pause: float = FIRST_PAUSE_SECONDS,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         """UsageError for a header whose variable is not set. `ranks`: how many share `per_minute`."""
         self._name, self._spec = name, spec
@@ -59,7 +69,7 @@ class Service:
         self._client = httpx.Client(headers=headers, limits=limits, timeout=spec.timeout_seconds, follow_redirects=False)
         self._addresses = Addresses(spec.urls)
         self._pace = Pace(None if spec.per_minute is None else spec.per_minute / ranks)
-        self._first_pause = first_pause
+        self._first_pause, self._most_bytes = first_pause, most_bytes
         self._closed = threading.Event()
 
     def submit(self, body: Any, read: Callable[[Any], Any], suffix: str = "") -> Future[Any]:
@@ -100,6 +110,8 @@ class Service:
         try:
             status, headers, content = self._post(address + suffix, body)
             good = status < 500
+        except _TooLong as error:
+            raise ServiceError(f"{shown} replied with more than {self._most_bytes >> 20} MiB") from error
         except httpx.TimeoutException as error:
             raise TransientError(f"{shown} gave no reply within {self._spec.timeout_seconds:g} seconds") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
@@ -109,7 +121,8 @@ class Service:
         finally:
             self._addresses.give_back(address, good=good)
         if status != 200:
-            text = f"{shown} replied with status {status}: {self._clean(content.decode('utf-8', 'replace'))}"
+            target = f", sending us to {self._clean(headers['location'])}" if "location" in headers else ""
+            text = f"{shown} replied with status {status}{target}: {self._clean(content.decode('utf-8', 'replace'))}"
             if status in AGAIN or status >= 500:
                 raise TransientError(text, _seconds(headers.get("retry-after")))
             raise ServiceError(text)
@@ -123,12 +136,14 @@ class Service:
         end = time.monotonic() + self._spec.timeout_seconds
         found = bytearray()
         with self._client.stream("POST", url, json=body) as response:
+            if _whole_number(response.headers.get("content-length")) > self._most_bytes:
+                raise _TooLong
             for piece in response.iter_bytes():
                 found += piece
                 if time.monotonic() > end:
                     raise httpx.ReadTimeout("the reply trickles")
-                if len(found) > MOST_BYTES:
-                    raise httpx.ReadError(f"the reply is longer than {MOST_BYTES >> 20} MiB")
+                if len(found) > self._most_bytes:
+                    raise _TooLong
             return response.status_code, response.headers, bytes(found)
 
     def _clean(self, text: str) -> str:
@@ -186,9 +201,21 @@ def header_values(name: str, spec: ServiceSpec, environ: Mapping[str, str]) -> d
     return {header: environ[variable] for header, variable in spec.headers_env.items()}
 
 
+class _TooLong(Exception):
+    """A reply of more bytes than are read."""
+
+
+def _whole_number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
 def _seconds(text: str | None) -> float:
-    """`Retry-After` in seconds; its other form, a date, is left to our own pauses."""
+    """`Retry-After` in seconds from now, in both of its forms (RFC 9110, 10.2.3); 0 for what is neither."""
     try:
-        return max(0.0, float(text or 0.0))
+        seconds = float(text or 0.0)
     except ValueError:
-        return 0.0
+        try:
+            seconds = parsedate_to_datetime(str(text)).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
