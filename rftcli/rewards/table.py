@@ -12,7 +12,8 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from rftcli.errors import RftError, UsageError
 from rftcli.rewards.combine import GROUP_RECORD, combine_group, combined
 from rftcli.rewards.functions import EventLoop, Log, UserFunction, as_values, describe, load_function
+from rftcli.rewards.grace import STOP_GRACE_SECONDS, Grace, nobody_asks, row_of
 from rftcli.rewards.inputs import HeavyRule, RuleInput
 from rftcli.rewards.limits import TimedCalls
 from rftcli.rewards.rules import check_options, open_rule
@@ -50,8 +52,11 @@ class RewardTable:
         threads: int = 8,
         total_steps: int | None = None,
         desk: Desk | None = None,
+        stop_asked: Callable[[], bool] = nobody_asks,
+        grace_seconds: float = STOP_GRACE_SECONDS,
     ) -> None:
         self.step: int | None = None
+        self._grace = Grace(stop_asked, grace_seconds)
         self._total_steps = total_steps
         self._score_prefill = score_prefill
         self._desk = Desk() if desk is None else desk
@@ -70,7 +75,8 @@ class RewardTable:
 
     def score(self, completions: Iterable[Completion]) -> Iterator[ScoredSample]:
         """Each completion once, in the order in which scoring ends. `completions` is iterated here, in the caller's thread, and each one is handed
-        on at once, so slow rewards run while the engine still generates. RftError for a part that failed with `on_error: stop`."""
+        on at once, so slow rewards run while the engine still generates. RftError for a part that failed with `on_error: stop`; HeldUpError where a
+        stop was asked for and a function does not return."""
         groups: dict[int, list[ScoredSample]] = defaultdict(list)
         for sample in self._scored(completions):
             if self._label_of(sample.completion) in self._by_group:
@@ -78,7 +84,7 @@ class RewardTable:
             else:
                 yield sample
         for group in groups.values():
-            yield from self._combine_group(group)
+            yield from self._grace.result(self._executor.submit(self._combine_group, group))
 
     def _scored(self, completions: Iterable[Completion]) -> Iterator[ScoredSample]:
         """The samples, combined as far as one completion alone allows."""
@@ -91,7 +97,7 @@ class RewardTable:
                 yield from (future.result() for future in done)
             self._desk.flush()
             while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                done, pending = self._grace.wait(pending)
                 yield from (future.result() for future in done)
         finally:
             for future in pending:
@@ -185,7 +191,8 @@ class RewardTable:
         target = self._combine[entry].target
         assert target is not None
         texts = {sample.completion.sample: self._text(sample.completion, "clean") for sample in group}
-        return combine_group(self._by_group[entry], target, specs, group, texts, step=self.step, total_steps=self._total_steps)
+        with self._grace.call(f"rewards.{entry}.combine ({target})", row_of(group[0].completion)):
+            return combine_group(self._by_group[entry], target, specs, group, texts, step=self.step, total_steps=self._total_steps)
 
     def _text(self, completion: Completion, kind: str) -> str:
         text = completion.text if kind == "clean" else completion.text_with_special
@@ -199,12 +206,12 @@ class RewardTable:
         values: dict[str | None, float | None] = {None: None}
         error = None
         try:
-            values = as_values(spec.target, opened.call(completion, text, step, log))
+            with self._grace.call(f"reward part `{spec.name}` ({spec.target})", row_of(completion)) if opened.unlimited else nullcontext():
+                values = as_values(spec.target, opened.call(completion, text, step, log))
         except (Exception, SystemExit, asyncio.CancelledError) as caught:  # anybody's code: whatever it raises is a value (or a stop), never a crash
             error = f"{spec.target}: {describe(caught)}" if spec.kind == "python" else describe(caught, place=False)
             if spec.on_error == "stop":
-                where = f"row {completion.prompt.row_id} (draw {completion.prompt.draw}, sample {completion.sample})"
-                message = f"reward part `{spec.name}` failed on {where}: {error}"
+                message = f"reward part `{spec.name}` failed on {row_of(completion)}: {error}"
                 raise RftError(message, hint=f"`on_error: stop` is set for `{spec.name}`; `fail_sample` would drop the sample") from caught
         seconds = time.perf_counter() - start
         return [
@@ -232,6 +239,7 @@ class OpenPart:
     def __init__(self, spec: PartSpec, part: Part) -> None:
         self.spec, self._part = spec, part
         self._timed = None if spec.timeout_seconds is None else TimedCalls()
+        self.unlimited = spec.kind == "python" and spec.timeout_seconds is None
 
     def call(self, completion: Completion, text: str, step: int | None, log: Log) -> Any:
         if self._timed is None or self.spec.timeout_seconds is None:

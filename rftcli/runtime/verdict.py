@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from rftcli.errors import HeldUpError
 from rftcli.redact import known_values, redacted_text
 from rftcli.runtime.rundir import DEAD_AFTER_SECONDS, AttemptDir, RunDir, State
 
@@ -232,6 +233,12 @@ def first_exit_code(attempt: AttemptDir) -> int | None:
     """The exit code that the first error of a rank's own asks for; None where there is none."""
     primary = _primary(_records(attempt))
     return primary[0]["exit_code"] if primary else None
+
+
+def held_up(attempt: AttemptDir) -> bool:
+    """Did a rank leave its step because it was asked to stop and a reward function did not return?"""
+    primary = _primary(_records(attempt))
+    return bool(primary) and primary[0]["type"] == HeldUpError.__name__
 
 
 def _records(attempt: AttemptDir) -> list[dict[str, Any]]:
