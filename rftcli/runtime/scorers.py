@@ -6,6 +6,7 @@ A checkpoint is loaded by itself, before anything partitions it: whatever DeepSp
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from rftcli.protocols import World
 from rftcli.rewards.scorers.cache import Cache
 from rftcli.rewards.scorers.desk import Desk, Local, Remote
 from rftcli.rewards.scorers.head import Head
-from rftcli.rewards.scorers.own import OwnScorer
+from rftcli.rewards.scorers.own import OwnScorer, scorer_class
 from rftcli.rewards.scorers.reading import read_reply, share
 from rftcli.rewards.scorers.remote import remote_scorer
 from rftcli.rewards.scorers.spec import CLASSIFIER, PYTHON, ScorerSpec, WeightsSpec
@@ -62,7 +63,7 @@ def fill_desk(
                 alike = [other.weights for other in plan.scorers if other.weights is not None and same_checkpoint(other) == key]
                 held[key] = Held.load(spec, device, offload=all(weights.offload for weights in alike))
             scorers[spec.name] = (ClassifierScorer if spec.kind == CLASSIFIER else JudgeScorer)(spec, held[key], world, warn)
-    caches = {spec.name: Cache(folder, spec, world.rank) for spec in plan.scorers if spec.cache}
+    caches = {spec.name: Cache(folder, spec, world.rank, files_of(spec, search_path)) for spec in plan.scorers if spec.cache}
     world.barrier("scorers")  # nobody writes replies while another rank still reads what was kept
     desk.fill(scorers, caches, Texts(policy_tokenizer).front)
 
@@ -109,10 +110,22 @@ class Held:
                 torch.accelerator.empty_cache() if self.device.type != "cpu" else None
 
 
+def files_of(spec: ScorerSpec, search_path: Sequence[Path]) -> list[Path]:
+    """What a scorer reads on this machine. A hub id has none: its commit says what it is."""
+    if spec.target is not None:
+        source = inspect.getsourcefile(scorer_class(spec.target, search_path))
+        return [] if source is None else [Path(source)]
+    weights = spec.weights
+    places = [] if weights is None else [weights.path, *([] if weights.tokenizer is None else [weights.tokenizer])]
+    return [path for path in (Path(_place(text)).expanduser() for text in places) if path.exists()]
+
+
+def _place(path: str) -> str:
+    return str(builtin_path(path.removeprefix("builtin:"))) if path.startswith("builtin:") else path
+
+
 def tokenizer_of(weights: WeightsSpec) -> Any:
-    path = weights.tokenizer or weights.path
-    if path.startswith("builtin:"):
-        path = str(builtin_path(path.removeprefix("builtin:")))
+    path = _place(weights.tokenizer or weights.path)
     revision = weights.revision if weights.tokenizer is None else None
     return load_tokenizer(path, trust_remote_code=weights.trust_remote_code, revision=revision)
 
