@@ -36,7 +36,7 @@ from rftcli.rewards.scorers.spec import CLASSIFIER, PYTHON, ScorerSpec, WeightsS
 from rftcli.rewards.scorers.template import asked, judge_template
 from rftcli.rewards.scorers.view import View
 from rftcli.runtime.sharding import partitioned
-from rftcli.types import Prompt, Request, SamplingSettings
+from rftcli.types import Completion, FinishReason, Prompt, Request, SamplingSettings
 
 Warn = Callable[[str, str], None]
 JUDGE_ROWS = 64
@@ -266,7 +266,7 @@ class JudgeScorer(_ModelScorer):
         """Means over the samples of each row; what one reply lacks is an error of its row."""
         requests = [_request(index, ids, self._spec.samples) for index, ids in enumerate(rows)]
         settings = SamplingSettings(max_new_tokens=self._spec.max_new_tokens, seed=self._spec.seed, temperature=self._spec.temperature)
-        texts: dict[int, dict[int, str]] = {index: {} for index in range(len(rows))}
+        told: dict[int, dict[int, Completion]] = {index: {} for index in range(len(rows))}
         with self._held.at_work() as module:
             engine = HFSampler(
                 module, self._texts.tokenizer, eos_ids(self._held.config, self._held.generation, self._texts.tokenizer), pad_id=self._pad,
@@ -274,15 +274,16 @@ class JudgeScorer(_ModelScorer):
             )  # fmt: skip
             try:
                 for completion in engine.generate(requests, settings):
-                    texts[completion.prompt.row][completion.sample] = completion.text
+                    told[completion.prompt.row][completion.sample] = completion
             except RftError as error:
                 failure: Exception = ValueError(f"the judge gives no reply: {error.message}")
-                return [self._mean(replies) if len(replies) == self._spec.samples else failure for replies in texts.values()]
-        return [self._mean(replies) for replies in texts.values()]
+                return [self._mean(replies) if len(replies) == self._spec.samples else failure for replies in told.values()]
+        return [self._mean(replies) for replies in told.values()]
 
-    def _mean(self, replies: dict[int, str]) -> float | Exception:
+    def _mean(self, replies: dict[int, Completion]) -> float | Exception:
         try:
-            return fmean(read_reply(self._reading, replies[sample]) for sample in sorted(replies))
+            ordered = [replies[sample] for sample in sorted(replies)]
+            return fmean(read_reply(self._reading, reply.text, cut=reply.finish is FinishReason.LENGTH) for reply in ordered)
         except ValueError as error:
             return error
 
