@@ -11,7 +11,7 @@ from rftcli.cli import talk
 from rftcli.errors import EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
-    from rftcli.runtime.try_rewards import Tried
+    from rftcli.runtime.try_rewards import Part, Tried
 
 app = typer.Typer(add_completion=False)
 SHOWN = 10
@@ -52,10 +52,14 @@ def as_text(tried: Tried) -> str:
         return "-" if value is None else short(value)
 
     several = len({part.label for part in tried.parts}) > 1
+
+    def name(part: Part) -> str:
+        return f"{part.label}.{part.name}" if several else part.name
+
     parts = [["part", "weight", "scored", "abstained", "errors", "mean", "min", "max", "seconds"]]
     parts += [
         [
-            f"{part.label}.{part.name}" if several else part.name, f"{part.weight:g}", str(part.scored), str(part.abstained),
+            name(part), f"{part.weight:g}", str(part.scored), str(part.abstained),
             str(sum(part.errors.values())), number(part.mean), number(part.least), number(part.greatest), short(part.seconds),
         ]
         for part in tried.parts
@@ -70,7 +74,7 @@ def as_text(tried: Tried) -> str:
         lines.append(f"... and {len(tried.samples) - SHOWN} more (--json has all)")
     if tried.changed is not None:
         lines += ["", f"recorded rewards that differ from these: {tried.changed}"]
-    errors = [f"{part.name}: {count} x {text}" for part in tried.parts for text, count in part.errors.items()]
+    errors = [f"{name(part)}: {count} x {text}" for part in tried.parts for text, count in part.errors.items()]
     errors += [f"combine: {text}" for text in dict.fromkeys(sample.error for sample in tried.samples if sample.error)]
     return "\n".join([*lines, *(["", "errors:", *(f"  {text}" for text in errors)] if errors else [])])
 

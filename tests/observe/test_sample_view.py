@@ -84,5 +84,5 @@ def test_as_text() -> None:
 
 def test_what_rewards_logged_is_shown() -> None:
     line = {"prompt": "p", "completion": "c", "metrics": [["s/length", 2.0]], "extra": {"s/verdict": "is\x1b[31m fine", "level": 3}}
-    assert dict(fields(line))["logged"] == "s/length 2, s/verdict is fine, level 3"
+    assert dict(fields(line))["logged"] == "s/length 2.00, s/verdict is fine, level 3"
     assert "logged" not in dict(fields({"prompt": "p", "completion": "c"}))

@@ -52,10 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def completions(count: int) -> list[Completion]:
     prompt = Prompt(draw=3, row=0, row_id="r0", source="s", label="math", text="2+2=", token_ids=(1,))
-    return [
-        Completion(prompt=prompt, sample=index, text="4", text_with_special="4", trace=TokenTrace(ids=(5,)), finish=FinishReason.STOP, policy_version=0)
-        for index in range(count)
-    ]
+    said: Any = {"text": "4", "text_with_special": "4", "trace": TokenTrace(ids=(5,)), "finish": FinishReason.STOP, "policy_version": 0}
+    return [Completion(prompt=prompt, sample=index, **said) for index in range(count)]
 
 
 def table(folder: Path, *names: str, asked: bool = True, combine: str | None = None, **more: Any) -> RewardTable:
@@ -75,7 +73,8 @@ def test_a_part_that_hangs_is_left_and_named(folder: Path, name: str) -> None:
 
 
 def test_a_function_that_combines_is_no_exception(folder: Path) -> None:
-    with closing(table(folder, "fine", combine="together")) as made, pytest.raises(HeldUpError, match=r"rewards.math.combine \(hang_for_tests:together"):
+    text = r"rewards.math.combine \(hang_for_tests:together\) has not returned on row r0"
+    with closing(table(folder, "fine", combine="together")) as made, pytest.raises(HeldUpError, match=text):
         list(made.score(completions(2)))
 
 

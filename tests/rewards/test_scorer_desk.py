@@ -216,7 +216,8 @@ def test_replies_are_kept_over_rounds_and_restarts(tmp_path: Path) -> None:
 def test_another_rank_finds_what_was_kept_and_another_scorer_does_not(tmp_path: Path) -> None:
     Cache(tmp_path, SPEC, 0).put("a", Verdict(value=1.5, extra={"length": 2.0}))
     assert Cache(tmp_path, SPEC, 1).get("a") == Verdict(value=1.5, extra={"length": 2.0})
-    assert Cache(tmp_path, replace(SPEC, service=replace(SERVICE, urls=("http://y",), retries=9)), 0).get("a") == Verdict(value=1.5, extra={"length": 2.0})  # the same service elsewhere
+    elsewhere = replace(SPEC, service=replace(SERVICE, urls=("http://y",), retries=9))
+    assert Cache(tmp_path, elsewhere, 0).get("a") == Verdict(value=1.5, extra={"length": 2.0})
     assert Cache(tmp_path, replace(SPEC, score_field="scores"), 0).get("a") is None
 
 

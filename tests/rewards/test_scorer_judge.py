@@ -101,7 +101,7 @@ FAULTS: dict[str, tuple[ReadSpec, Any, int, str]] = {
     "logprobs of no token": (TOKEN, {"choices": [{"message": {}, "logprobs": {"content": []}}]}, 1, "in another form: IndexError"),
     "logprobs without content": (TOKEN, {"choices": [{"message": {}, "logprobs": {"content": None}}]}, 1, "in another form: TypeError"),
     "logprobs of another form": (TOKEN, {"choices": [{"logprobs": {"tokens": ["yes"], "token_logprobs": [-0.1]}}]}, 1, "in another form: KeyError"),
-    "logprobs in words": (TOKEN, {"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": "yes", "logprob": "x"}]}]}}]}, 1, "could not convert"),
+    "logprobs in words": (TOKEN, {"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": "yes", "logprob": "x"}]}]}}]}, 1, "not convert"),
     "logprobs that are none": (TOKEN, chat_reply("yes", top={"yes": math.nan, "no": -1.0}), 1, "none of yes, no"),
     "logprobs too large": (TOKEN, chat_reply("yes", top={"yes": 1e9}), 1, "in another form: OverflowError"),
     "nothing likely": (TOKEN, chat_reply("yes", top={"maybe": -0.1}), 1, "none of yes, no is among the likeliest"),

@@ -148,7 +148,8 @@ def test_closing_ends_what_is_under_way() -> None:
 def test_what_a_service_says_beside_its_scores() -> None:
     """One value a row, or one of all rows; numbers as floats; what cannot be given to rows says why, and no score is lost by it."""
     logs = {
-        "length": [3, None], "column": [[0.5], [1]], "model": "rm-2", "version": 7, "short": [1.0], "odd": [math.nan, {"a": 1}], "flag": [True, 10**400],
+        "length": [3, None], "column": [[0.5], [1]], "model": "rm-2", "version": 7, "short": [1.0],
+        "odd": [math.nan, {"a": 1}], "flag": [True, 10**400],
     }  # fmt: skip
     first, second = extras_of_rows(logs, 2)
     both = {"model": "rm-2", "version": 7.0, "short": "1 values came back for 2 rows"}

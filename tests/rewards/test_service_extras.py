@@ -27,7 +27,8 @@ def answer(asked: Asked, number: int) -> Any:
     return {
         "rewards": [1.0] * len(texts),
         "extra_logs": {
-            "length": [len(text) for text in texts], "rare": [8.0 if "bb" in text else None for text in texts], "verdict": [f"is {text}" for text in texts],
+            "length": [len(text) for text in texts], "rare": [8.0 if "bb" in text else None for text in texts],
+            "verdict": [f"is {text}" for text in texts],
             "version": 7, "short": [1.0] * (len(texts) + 1), "broken": [float("nan")] * len(texts),
         },
     }  # fmt: skip

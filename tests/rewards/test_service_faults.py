@@ -107,7 +107,7 @@ FAULTS: dict[str, Fault] = {
     "redirect": Fault(reply=Reply(status=307, headers={"location": "http://127.0.0.1/x"}), tries=1, text="status 307, sending us to http://127.0.0.1/x"),
     "no reply": Fault(reply=Reply(closes=True), tries=PASSES, text="could not be asked: RemoteProtocolError"),
     "cut short": Fault(reply=Reply(body={"rewards": GOOD}, cut_at=12), tries=PASSES, text="could not be asked: RemoteProtocolError"),
-    "chunks cut short": Fault(reply=Reply(body={"rewards": GOOD}, cut_at=12, chunked=True), tries=PASSES, text="could not be asked: RemoteProtocolError"),
+    "chunks cut short": Fault(reply=Reply(body={"rewards": GOOD}, cut_at=12, chunked=True), tries=PASSES, text="asked: RemoteProtocolError"),
     "whole in chunks, then cut": Fault(reply=Reply(body={"rewards": GOOD}, cut_at=99, chunked=True), tries=PASSES, text="RemoteProtocolError"),
     "empty": Fault(reply=Reply(body=b""), tries=PASSES, text="replied with what is no JSON"),
     "html": Fault(reply=Reply(body=b"<html>login</html>"), tries=PASSES, text="no JSON: <html>login</html>"),
