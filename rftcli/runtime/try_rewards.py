@@ -37,6 +37,8 @@ from rftcli.types import Completion, FinishReason, Prompt, ScoredSample, TokenTr
 
 ROWS = 8
 """Rows that are tried unless a number is asked for."""
+UNDER_MEAN = "@ema"
+"""Behind the name of a set whose completions were sampled from the running mean of the weights (`runtime.averaged`)."""
 SAME = 1e-9
 """A recorded reward that differs by less is the same."""
 
@@ -130,7 +132,9 @@ def _of_reference(row: Row, index: int) -> Completion:
 
 
 def _of_line(line: Mapping[str, Any], index: int, known: Mapping[tuple[str | None, str], Row], prefill: str) -> Completion:
-    return _completion(line, index, known.get((line.get("set"), str(line.get("prompt_id")))), prefill)
+    held_out, own = line.get("set"), str(line.get("prompt_id"))
+    name = None if held_out is None else str(held_out).removesuffix(UNDER_MEAN)
+    return _completion(line, index, known.get((name, own)), prefill)
 
 
 def _completion(line: Mapping[str, Any], index: int, row: Row | None, prefill: str) -> Completion:
