@@ -123,12 +123,13 @@ class RewardTable:
             raise UsageError(f"rewards.{label} has no part with a weight other than 0, so nothing would have a reward")
         return tuple(OpenPart(part, self._open_part(label, part, search_path)) for part in parts)
 
-    def _open_part(self, label: str, part: PartSpec, search_path: tuple[Path | str, ...]) -> Part:
+    def _open_part(self, label: str, part: PartSpec, search_path: tuple[Path | str, ...]) -> Part | None:
+        """None for a scorer's: its answer is there when the part is scored."""
         options = dict(part.options)
         if part.kind == "model":
             if not self._desk.knows(part.target):
                 raise UsageError(f"rewards.{label}: part `{part.name}` names the scorer `{part.target}`, which is not there")
-            return lambda completion, text, step, log: _score(part, self._desk.ask(part.target, completion, text).result(), log)
+            return None
         if part.kind == "python":
             function = self._load(part, search_path)
             limit = part.timeout_seconds  # of an async one, which is cancelled before it is left behind
@@ -150,15 +151,15 @@ class RewardTable:
         """Ask the scorers, and start everything else; the sample is there when all of it is."""
         step, parts, log = self.step, self._parts[self._label_of(completion)], Log()
         models = [opened.spec for opened in parts if opened.spec.kind == "model"]
-        asked = [self._desk.ask(spec.target, completion, self._text(completion, spec.text)) for spec in models]
+        asked = {spec.name: self._desk.ask(spec.target, completion, self._text(completion, spec.text)) for spec in models}
         if not asked:
-            return self._executor.submit(self._score_one, completion, step, log, {})
+            return self._executor.submit(self._score_one, completion, step, log, {}, asked)
         early = self._executor.submit(self._score_early, completion, step, log)
-        return after([early, *asked], lambda: self._score_one(completion, step, log, early.result()))
+        return after([early, *asked.values()], lambda: self._score_one(completion, step, log, early.result(), asked))
 
     def _score_early(self, completion: Completion, step: int | None, log: Log) -> dict[str, list[PartScore]]:
         parts = self._parts[self._label_of(completion)]
-        return {opened.spec.name: self._score_part(opened, completion, step, log) for opened in parts if opened.spec.kind != "model"}
+        return {opened.spec.name: self._score_part(opened, completion, step, log, {}) for opened in parts if opened.spec.kind != "model"}
 
     def _label_of(self, completion: Completion) -> str:
         """The entry that scores it. RftError if there is none."""
@@ -172,13 +173,15 @@ class RewardTable:
             )
         return DEFAULT_LABEL
 
-    def _score_one(self, completion: Completion, step: int | None, log: Log, known: Mapping[str, list[PartScore]]) -> ScoredSample:
-        """`known`: parts that have been scored already."""
+    def _score_one(
+        self, completion: Completion, step: int | None, log: Log, known: Mapping[str, list[PartScore]], asked: Mapping[str, Future[Verdict]]
+    ) -> ScoredSample:
+        """`known`: parts that have been scored already; `asked`: what scorers answered to the others, by part."""
         entry = self._label_of(completion)
         scores = [
             (opened.spec, score)
             for opened in self._parts[entry]
-            for score in known.get(opened.spec.name) or self._score_part(opened, completion, step, log)
+            for score in known.get(opened.spec.name) or self._score_part(opened, completion, step, log, asked)
         ]
         how = self._combine.get(entry, PLAIN_SUM)
         parts = tuple(score for _, score in scores)
@@ -198,7 +201,9 @@ class RewardTable:
         text = completion.text if kind == "clean" else completion.text_with_special
         return completion.prompt.prefill + text if self._score_prefill else text
 
-    def _score_part(self, opened: OpenPart, completion: Completion, step: int | None, log: Log) -> list[PartScore]:
+    def _score_part(
+        self, opened: OpenPart, completion: Completion, step: int | None, log: Log, asked: Mapping[str, Future[Verdict]]
+    ) -> list[PartScore]:
         """One score; several where a function returned named values."""
         spec = opened.spec
         text = self._text(completion, spec.text)
@@ -207,7 +212,8 @@ class RewardTable:
         error = None
         try:
             with self._grace.call(f"reward part `{spec.name}` ({spec.target})", row_of(completion)) if opened.unlimited else nullcontext():
-                values = as_values(spec.target, opened.call(completion, text, step, log))
+                told = _score(spec, asked[spec.name].result(), log) if spec.name in asked else opened.call(completion, text, step, log)
+                values = as_values(spec.target, told)
         except (Exception, SystemExit, asyncio.CancelledError) as caught:  # anybody's code: whatever it raises is a value (or a stop), never a crash
             error = f"{spec.target}: {describe(caught)}" if spec.kind == "python" else describe(caught, place=False)
             if spec.on_error == "stop":
@@ -236,12 +242,13 @@ def _score(part: PartSpec, verdict: Verdict, log: Log) -> float:
 class OpenPart:
     """A part ready to be called, within its limit of time if it has one."""
 
-    def __init__(self, spec: PartSpec, part: Part) -> None:
+    def __init__(self, spec: PartSpec, part: Part | None) -> None:
         self.spec, self._part = spec, part
         self._timed = None if spec.timeout_seconds is None else TimedCalls()
         self.unlimited = spec.kind == "python" and spec.timeout_seconds is None
 
     def call(self, completion: Completion, text: str, step: int | None, log: Log) -> Any:
+        assert self._part is not None, "what a scorer says is asked for beforehand"
         if self._timed is None or self.spec.timeout_seconds is None:
             return self._part(completion, text, step, log)
         return self._timed.call(lambda: self._part(completion, text, step, log), self.spec.timeout_seconds)

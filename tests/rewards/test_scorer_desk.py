@@ -287,3 +287,36 @@ def test_a_class_that_fails_is_an_error_of_its_rows(module: Path, name: str, tex
 def test_classes_that_are_refused(module: Path, name: str, text: str) -> None:
     with pytest.raises(UsageError, match=text.replace("(", r"\(")):
         OwnScorer(f"own_scorers_for_tests:{name}", {}, "cpu", [module])
+
+
+def test_a_round_that_was_left_asks_nothing_more() -> None:
+    """A part stops the run at one sample while another is just being scored: nobody would answer what that one asked anew."""
+
+    class Slow(dict[str, Any]):
+        entered, go_on = threading.Event(), threading.Event()
+
+        def items(self) -> Any:
+            self.entered.set()
+            self.go_on.wait(20)
+            return super().items()
+
+    class Late(Remote):
+        def flush(self) -> None:
+            scoring.start()
+            Slow.entered.wait(20)
+            self.asked[0][1].set_exception(ValueError("down"))
+
+    class AtOnce(Remote):
+        def submit(self, view: View) -> Future[float]:
+            future = super().submit(view)
+            future.set_result(1.0)
+            return future
+
+    late, other = Late(), AtOnce()
+    scoring = threading.Thread(target=lambda: late.asked[1][1].set_result(Verdict(value=1.0, extra=Slow())), daemon=True)  # type: ignore[arg-type]
+    with closing(RewardTable({"math": (part("late", on_error="stop"), part("other"))}, desk=desk_of(late=late, other=other))) as table:
+        with pytest.raises(RftError, match="reward part `late` failed on row r0"):
+            list(table.score([completion("a", sample=0), completion("bb", sample=1)]))
+        Slow.go_on.set()
+        scoring.join(10)
+        assert not scoring.is_alive() and len(other.asked) == 2
