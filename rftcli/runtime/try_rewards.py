@@ -30,6 +30,7 @@ from rftcli.rewards.scorers.remote import without_models
 from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.table import RewardTable
 from rftcli.rewards.words import words
+from rftcli.runtime.averaged import BOTH
 from rftcli.runtime.recipe_checks import recipe_file
 from rftcli.runtime.scorer_checks import scorer_facts
 from rftcli.stages.records import sample_line
@@ -37,8 +38,6 @@ from rftcli.types import Completion, FinishReason, Prompt, ScoredSample, TokenTr
 
 ROWS = 8
 """Rows that are tried unless a number is asked for."""
-UNDER_MEAN = "@ema"
-"""Behind the name of a set whose completions were sampled from the running mean of the weights (`runtime.averaged`)."""
 SAME = 1e-9
 """A recorded reward that differs by less is the same."""
 
@@ -133,7 +132,7 @@ def _of_reference(row: Row, index: int) -> Completion:
 
 def _of_line(line: Mapping[str, Any], index: int, known: Mapping[tuple[str | None, str], Row], prefill: str) -> Completion:
     held_out, own = line.get("set"), str(line.get("prompt_id"))
-    name = None if held_out is None else str(held_out).removesuffix(UNDER_MEAN)
+    name = None if held_out is None else str(held_out).removesuffix(BOTH)
     return _completion(line, index, known.get((name, own)), prefill)
 
 

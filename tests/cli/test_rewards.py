@@ -159,3 +159,13 @@ def test_services_are_asked_and_models_are_not_loaded(capsys: pytest.CaptureFixt
     parts = {part["name"]: part for part in json.loads(capsys.readouterr().out)["parts"]}
     assert parts["service"]["scored"] == 3 and parts["service"]["mean"] > 0
     assert parts["large"]["scored"] == 0 and "is loaded by `rft train` and `rft eval` alone" in next(iter(parts["large"]["errors"]))
+
+
+def test_a_held_out_completion_finds_the_row_of_its_own_set(capsys: pytest.CaptureFixture[str]) -> None:
+    """Training and evaluation may have sets of one name, whose rows have the same ids; `@ema` marks a set under the running mean of the weights."""
+    Path("held_out.jsonl").write_text('{"prompt": "4+4=", "answer": "8", "level": 5}\n')
+    write(*({"completion": "8", "prompt_id": "train:0"} | more for more in ({}, {"set": "train"}, {"set": "train@ema"})))
+    code, found = tried(capsys, "--completions", "c.jsonl", "--set", "data.eval={train: {path: held_out.jsonl}}")
+    assert code == EXIT_OK
+    said = [(line["reference"], line["extra"]["level"], line["parts"]["math_answer"]["value"]) for line in found["samples"]]
+    assert said == [("2", 1, 0.0), ("8", 5, 1.0), ("8", 5, 1.0)]

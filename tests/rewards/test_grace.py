@@ -25,6 +25,8 @@ def hangs(completion):
     return 1.0
 async def sleeps(completion):
     await asyncio.sleep(3600)
+async def blocks(completion):
+    GATE.wait()
 def slow(completion):
     time.sleep(0.2)
     return 1.0
@@ -62,12 +64,13 @@ def table(folder: Path, *names: str, asked: bool = True, combine: str | None = N
     return RewardTable({"math": parts}, search_path=[folder], combine=how, stop_asked=lambda: asked, grace_seconds=GRACE)
 
 
-@pytest.mark.parametrize("name", ["hangs", "sleeps", "Kept"])
+@pytest.mark.parametrize("name", ["hangs", "sleeps", "blocks", "Kept"])
 def test_a_part_that_hangs_is_left_and_named(folder: Path, name: str) -> None:
     start = time.monotonic()
-    with closing(table(folder, "fine", name)) as made, pytest.raises(HeldUpError) as caught:
-        list(made.score(completions(2)))
-    assert GRACE <= time.monotonic() - start < 20 * GRACE
+    with closing(table(folder, "fine", name)) as made:
+        with pytest.raises(HeldUpError) as caught:
+            list(made.score(completions(2)))
+        assert GRACE <= time.monotonic() - start < 20 * GRACE
     assert f"reward part `{name}` (hang_for_tests:{name}) has not returned on row r0 (draw 3, sample " in str(caught.value)
     assert "`timeout_seconds`" in str(caught.value.hint)
 

@@ -1,7 +1,8 @@
-"""A judge at a real OpenAI-compatible server: what `vllm serve` says of SmolLM2 is what the model itself says, read in each of the three ways."""
+"""A judge at a real OpenAI-compatible server: what vLLM says of SmolLM2 is what the model itself says, read in each of the three ways."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -41,7 +42,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     port, log = closed_port(), folder / "server.log"
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--served-model-name", NAME, "--port", str(port),
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", NAME, "--port", str(port),
                "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", str(MOST_POSITIONS), "--max-num-seqs", "8",
                "--generation-config", "vllm"]  # fmt: skip
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -51,12 +52,12 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]
         await_health(f"http://127.0.0.1:{port}/health", server, log)
         yield SimpleNamespace(url=f"http://127.0.0.1:{port}/v1", model=model, tokenizer=tokenizer)
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
+        server.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(30)
-        except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):  # the engine is a process of the same session
             os.killpg(server.pid, signal.SIGKILL)
-            server.wait(30)
+        server.wait(30)
 
 
 def await_health(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
