@@ -292,7 +292,7 @@ _RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
 
 
 def _told_by_launcher(log: Path) -> int | None:
-    """Wait status of the rank that a launcher found dead, for one that its parent took away before anybody else had looked. None: not told, or several
+    """Wait status of the rank that a launcher found dead, for one that its parent took away before anybody had looked. None: not told, or several
     ends are, and nobody can say whose they are. A rank that dies without a word was killed by a signal if any rank was."""
     if not log.is_file():
         return None

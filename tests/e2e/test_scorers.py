@@ -22,7 +22,8 @@ def graded(asked: Asked, number: int) -> Any:
     """A reward service: digits of the answer, after some failures that pass."""
     if number % 5 == 1:
         return Reply(status=(500, 429, 503)[number % 3], headers={"retry-after": "0"})
-    digits = [sum(letter.isdigit() for letter in text[len(prompt) :]) for text, prompt in zip(asked.body["query"], asked.body["prompts"], strict=True)]
+    pairs = zip(asked.body["query"], asked.body["prompts"], strict=True)
+    digits = [sum(letter.isdigit() for letter in text[len(prompt) :]) for text, prompt in pairs]
     return {"rewards": [count / 10 for count in digits], "extra_logs": {"digits": digits, "by": "a counter"}}
 
 
