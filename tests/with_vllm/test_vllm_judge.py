@@ -110,20 +110,24 @@ def first_token(judge: SimpleNamespace, ids: torch.Tensor, *words: str) -> list[
     return [float(sum(probabilities[token] for token, text in enumerate(texts) if text.strip() == word)) for word in words]
 
 
-SCORES = ("3", "8", "10")
-REPEAT = "Repeat this line exactly and say nothing else: score: {{ completion }}"
+NUMBERS = ("3", "8", "10")
+SUM = "What is 2+{{ completion }}? Answer with a number."
+REPEAT = 'Repeat this JSON exactly and say nothing else: {"score": {{ completion }}}'
 
 
-def test_a_reply_read_by_a_pattern(judge: SimpleNamespace) -> None:
-    read = ReadSpec(regex=r"score: (\d+)", scale=0.1)
-    replies = [reply_of(judge, REPEAT.replace("{{ completion }}", text), 24) for text in SCORES]
-    assert scored(judge, read, REPEAT, *SCORES) == pytest.approx([read_reply(read, reply) for reply in replies])
-
-
-def test_a_reply_read_by_a_field(judge: SimpleNamespace) -> None:
-    read, prompt = ReadSpec(json="score"), 'Repeat this JSON exactly and say nothing else: {"score": {{ completion }}}'
-    replies = [reply_of(judge, prompt.replace("{{ completion }}", text), 32) for text in SCORES]
-    assert scored(judge, read, prompt, *SCORES, max_new_tokens=32) == pytest.approx([read_reply(read, reply) for reply in replies])
+@pytest.mark.parametrize(
+    ("read", "prompt"), [(ReadSpec(regex=r"(\d+)\D*$", scale=0.1), SUM), (ReadSpec(json="score"), REPEAT)], ids=["pattern", "field"]
+)
+def test_a_reply_is_read_as_what_the_model_says(judge: SimpleNamespace, read: ReadSpec, prompt: str) -> None:
+    expected: list[float | None] = []
+    for number in NUMBERS:
+        try:
+            expected.append(read_reply(read, reply_of(judge, prompt.replace("{{ completion }}", number), 32)))
+        except ValueError:
+            expected.append(None)
+    found = scored(judge, read, prompt, *NUMBERS, max_new_tokens=32)
+    assert [value if isinstance(value, float) else None for value in found] == pytest.approx(expected)
+    assert any(value is not None for value in expected)
 
 
 WORDS = ("Yes", "No")
@@ -168,5 +172,5 @@ def test_what_is_no_score_is_an_error(judge: SimpleNamespace) -> None:
     assert "replied with status 404" in str(unknown) and "org/other" in str(unknown)
     (silent,) = scored(judge, read, "Tell a story about {{ completion }}.", "a fox", max_new_tokens=8)
     assert "has no score" in str(silent)
-    (cut,) = scored(judge, ReadSpec(regex=r"score: (\d*)"), REPEAT, "123456789", max_new_tokens=6)
+    (cut,) = scored(judge, ReadSpec(json="score"), REPEAT, "8", max_new_tokens=5)
     assert "was cut at `max_new_tokens`" in str(cut)
