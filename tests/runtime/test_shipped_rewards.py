@@ -1,4 +1,4 @@
-"""Every shipped recipe's rewards on rows of the form its data has: the rows' own references get full marks, an answer of the form that the recipe asks
+"""Every shipped recipe's rewards on rows of the form its data has: the rows' own references get full marks, an answer in the form that a recipe asks
 for as well, and a wrong one gets less. Models are replaced by services; nothing is downloaded."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ class Case:
     full: tuple[str, ...]
     """Parts that give the rows' own references full marks."""
     held_out: tuple[dict[str, Any], ...] = ()
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 LOCAL = ("data.train[0].path={rows}", "data.train[0].split=null")
@@ -68,8 +67,8 @@ CASES: dict[str, Case] = {
     ),
     "dapo-math": Case(
         rows=(
-            {"prompt": [{"role": "user", "content": "Solve x - 34 = 0."}], "reward_model": {"ground_truth": "34", "style": "rule"}, "ability": "MATH"},
-            {"prompt": [{"role": "user", "content": "What is -3/4?"}], "reward_model": {"ground_truth": "-3/4", "style": "rule"}, "ability": "MATH"},
+            {"prompt": [{"role": "user", "content": "Solve x - 34 = 0."}], "reward_model": {"ground_truth": "34", "style": "rule"}, "ability": "M"},
+            {"prompt": [{"role": "user", "content": "What is -3/4?"}], "reward_model": {"ground_truth": "-3/4", "style": "rule"}, "ability": "M"},
         ),
         sets=(*LOCAL, "data.eval.aime_2024.path={held_out}", "data.eval.aime_2024.split=null"),
         held_out=({"problem": "Find the sum.", "answer": "204"},),
@@ -101,7 +100,8 @@ CASES: dict[str, Case] = {
         rows=tuple({"question": "Why?", "first": "So.", "second": "Because.", "better": letter} for letter in "ABC"),
         sets=("data.train.path={rows}",),
         completions=(
-            ("train:0", THOUGHT + "<answer>A</answer>", 1.0), ("train:0", THOUGHT + "<answer>B</answer>", 0.1), ("train:1", "<answer>B</answer>", 0.9),
+            ("train:0", THOUGHT + "<answer>A</answer>", 1.0), ("train:0", THOUGHT + "<answer>B</answer>", 0.1),
+            ("train:1", "<answer>B</answer>", 0.9),
             ("train:2", THOUGHT + "<answer>C</answer>", 1.0), ("train:2", "I like both.", 0.0),
         ),
         full=("choice",),
