@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rftcli.cli import talk
-from rftcli.errors import EXIT_FAILED, UsageError
+from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from rftcli.runtime.try_rewards import Part, Tried
@@ -36,7 +38,11 @@ def rewards(
     from rftcli.runtime import prepare
     from rftcli.runtime.try_rewards import as_data, try_rewards
 
-    tried = try_rewards(prepare.load(recipe, sets), count=rows, completions=completions)
+    try:
+        tried = try_rewards(prepare.load(recipe, sets), count=rows, completions=completions)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(EXIT_INTERRUPTED)  # a reward function that never returns holds a thread, which Python would wait for
     if as_json:
         talk.data(as_data(tried))
     else:
