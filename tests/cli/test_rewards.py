@@ -140,7 +140,7 @@ def test_services_are_asked_and_models_are_not_loaded(capsys: pytest.CaptureFixt
 
     with FakeService(lengths) as service:
         sets = [
-            f"models.scorers={{service: {{kind: http, preset: openrlhf, urls: ['{service.url}/score']}}, large: {{kind: classifier, path: no/model}}}}",
+            f"models.scorers={{service: {{kind: http, urls: ['{service.url}/score']}}, large: {{kind: classifier, path: no/model}}}}",
             "rewards.default.parts=[{model: service}, {model: large, weight: 0.5, on_error: abstain}]",
         ]
         code = rft("--json", *(word for text in sets for word in ("--set", text)))
