@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any
 
 import httpx
@@ -66,7 +68,7 @@ class Service:
         self._secrets = sorted(headers.values(), key=len, reverse=True)
         self._threads = ThreadPoolExecutor(max_workers=spec.concurrency, thread_name_prefix=f"scorer-{name}")
         limits = httpx.Limits(max_connections=spec.concurrency, max_keepalive_connections=spec.concurrency)
-        self._client = httpx.Client(headers=headers, limits=limits, timeout=spec.timeout_seconds, follow_redirects=False)
+        self._client = httpx.Client(headers=headers, limits=limits, timeout=spec.timeout_seconds, follow_redirects=False, verify=_trusted())
         self._addresses = Addresses(spec.urls)
         self._pace = Pace(None if spec.per_minute is None else spec.per_minute / ranks)
         self._first_pause, self._most_bytes = first_pause, most_bytes
@@ -150,6 +152,12 @@ class Service:
         """One short line without the values of headers."""
         line = " ".join(redacted_text(text, [value for value in self._secrets if value]).split())
         return line if len(line) <= SHOWN else line[:SHOWN] + "..."
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Certificates, read once for all scorers."""
+    return httpx.create_ssl_context()
 
 
 class Addresses:
