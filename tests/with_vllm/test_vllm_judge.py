@@ -139,7 +139,7 @@ def test_a_probability_is_that_of_a_plain_forward(judge: SimpleNamespace) -> Non
     found = scored(judge, ReadSpec(token="Yes", against=("No",)), ASK, *CLAIMS, max_new_tokens=1)
     for value, claim in zip(found, CLAIMS, strict=True):
         yes, no = first_token(judge, ids_of(judge, ASK.replace("{{ completion }}", claim)), *WORDS)
-        assert value == pytest.approx(yes / (yes + no), abs=2e-3)  # of 20 tokens that the server lists, out of all
+        assert value == pytest.approx(yes / (yes + no), abs=5e-4)  # of 20 tokens that the server lists, out of all
     assert len({round(float(value), 4) for value in found}) == len(CLAIMS)
 
 
@@ -153,7 +153,7 @@ def test_the_same_without_a_chat_template(judge: SimpleNamespace) -> None:
             assert "too few tokens" in value or "none of Yes, No" in value
         else:
             known += 1
-            assert value == pytest.approx(yes / (yes + no), abs=2e-3)
+            assert value == pytest.approx(yes / (yes + no), abs=5e-4)
     assert known >= 1
 
 
