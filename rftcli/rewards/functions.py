@@ -6,7 +6,8 @@ so it must not rely on signals; `async` functions of one table share one event l
 as text that names the function. A class is made once, with the options, when the table opens; its object is then called like a function, and its
 `close`, if it has one, at the end.
 
-Leaves out combining (`combine`) and limits of time (`limits`): without one, a function that never returns holds up its step.
+Leaves out combining (`combine`) and limits of time (`limits`, `grace`): without one, a function that never returns holds up its step until the run is
+asked to stop.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ RECORD: Mapping[str, str] = {
 ROLES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 LIMIT = 1e12
 """A larger value is an error: rewards become float32, and squares of their weighted sums must fit."""
+CLOSE_SECONDS = 5.0
+"""For functions to take note that they are cancelled."""
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -115,7 +118,10 @@ class EventLoop:
             closed, self._closed = self._closed, True
         if closed or self._loop is None or self._thread is None:
             return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(CLOSE_SECONDS)
+        except TimeoutError:
+            return  # a function that is `async` in name alone holds the loop; its thread is a daemon
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -265,8 +265,8 @@ def build(
     disable_progress_bar()
     paths = search_paths(plan)
     desk = make_desk(plan)
-    scorer = make_scorer(plan, paths, desk)
-    eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths, desk)
+    scorer = make_scorer(plan, paths, desk, attempt.stop_asked)
+    eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths, desk, attempt.stop_asked)
     own_loss = bound_loss(plan, paths)
     tokenizer = make_tokenizer(plan.policy)
     for text in hidden_literals(plan.rewards.labels, special_tokens(tokenizer)):

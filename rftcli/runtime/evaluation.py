@@ -37,7 +37,7 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     sets = make_eval_sets(plan, builder, paths)
     desk = make_desk(plan)
-    scorer = make_eval_scorer(plan, paths, desk)
+    scorer = make_eval_scorer(plan, paths, desk, attempt.stop_asked)
     model, adapter = make_policy(plan.policy, device, tokenizer, emit) if folder is None else (load_model(plan.policy, device, path), None)
     model.eval()
     ends = eos_ids(model.config, model.generation_config, tokenizer)

@@ -175,6 +175,9 @@ class AttemptDir:
         """Ask the ranks to stop at the next step boundary. `reason`: interrupt or terminate."""
         write_json(self.stop_file, {"reason": reason, "time": time.time()})
 
+    def stop_asked(self) -> bool:
+        return self.stop_file.is_file()
+
     def stop_reason(self) -> str | None:
         if not self.stop_file.is_file():
             return None
