@@ -20,7 +20,8 @@ from typing import Any
 
 from rftcli.errors import RftError, UsageError
 from rftcli.rewards.combine import GROUP_RECORD, combine_group, combined
-from rftcli.rewards.functions import EventLoop, Log, UserFunction, as_values, describe, load_function
+from rftcli.rewards.event_loop import EventLoop
+from rftcli.rewards.functions import Log, UserFunction, as_values, describe, load_function
 from rftcli.rewards.grace import STOP_GRACE_SECONDS, Grace, nobody_asks, row_of
 from rftcli.rewards.inputs import HeavyRule, RuleInput
 from rftcli.rewards.limits import TimedCalls
