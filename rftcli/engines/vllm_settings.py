@@ -60,11 +60,13 @@ def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any
     return found
 
 
-def of_row(shared: Mapping[str, Any], settings: SamplingSettings, *, draw: int, sample: int, done: int, seeded: bool, greedy: bool) -> dict[str, Any]:
-    """The arguments of one row, of which `done` tokens are sampled already."""
+def of_row(
+    shared: Mapping[str, Any], settings: SamplingSettings, *, draw: int, sample: int, done: int, limit: int, seeded: bool, greedy: bool
+) -> dict[str, Any]:
+    """The arguments of one row, of which `done` tokens are sampled already and which is cut at `limit`."""
     own: dict[str, Any] = {
-        "max_tokens": settings.max_new_tokens - done,
-        "min_tokens": max(0, settings.min_new_tokens - done),
+        "max_tokens": limit - done,
+        "min_tokens": max(0, min(settings.min_new_tokens, limit) - done),
         "seed": row_seed(settings.seed, draw, sample, done) if seeded and not greedy else None,
     }
     if greedy:
