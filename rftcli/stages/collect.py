@@ -152,8 +152,7 @@ def _kept_first(
     """Fill this rank's places from answers that were kept and from fresh prompts, and keep what is left; metrics of the step event. Collective."""
     pool = rollout.pool(kept, drawing, world, places=len(slots))
     over_sample = plan.rollout.over_sample
-    spares = 0 if over_sample is None else num_spares(over_sample, plan.batch.prompts_per_step, world.size) // world.size
-    pool.top_up(spares)
+    pool.top_up(None if over_sample is None else num_spares(over_sample, plan.batch.prompts_per_step, world.size) // world.size)
     while True:
         filled = rollout.timed(partial(pool.fill, slots))
         asked = refill.after({slot: one.ask for slot, one in filled.items()}, rollout.scored(filled))

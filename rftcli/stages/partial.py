@@ -134,29 +134,34 @@ class Pool:
         self._places, self._samples, self._candidate, self._generate = places, samples, candidate, generate
         self._slice = slice_tokens if slice_tokens is not None else plan.budget_tokens
         assert self._slice is not None, "something stops the answers of a step"
-        self._granted = plan.budget_tokens
-        """Tokens that an answer may grow by in this step; None: any number."""
         self._asked_more = False
         self._pool = [self._restored(held) for held in kept.held]
-        self._start = {one.ask.draw: one.stands_at(samples) for one in self._pool}
-        """Draw -> tokens that its open answers began the step with."""
+        self._until = {one.ask.draw: one.stands_at(samples) + (plan.budget_tokens or 0) for one in self._pool}
+        """Draw -> tokens that its answers may grow to in this step, where there is a budget."""
         self._continued = [one.ask.draw for one in self._pool]
         self._pieces_continued = sum(sample in one.answers for one in self._pool for sample in one.open(samples))
         self._trained: list[Candidate] = []
 
-    def top_up(self, spares: int) -> None:
-        """Fresh prompts, and those that come back, until there are as many groups as places and spares. Collective."""
-        self._add_of(max(0, self._places + spares - len(self._pool)), lambda count: list(self._drawing.first(count).values()))
+    def top_up(self, spares: int | None) -> None:
+        """Fresh prompts, and those that come back: until there are as many groups as places and `spares`, or, where nobody has said how many are in
+        work (None), for the places that no whole group waits for. So their number follows the length of answers over the budget. Collective."""
+        if spares is None:
+            most = self._places * (1 + self._kept.steps_left(None))
+            wanted = min(self._places - len(self._whole()), most - len(self._pool))
+        else:
+            wanted = self._places + spares - len(self._pool)
+        self._add_of(max(0, wanted), lambda count: list(self._drawing.first(count).values()))
 
     def add(self, asks: Iterable[Ask]) -> None:
         """Prompts that places of this rank ask for."""
         for ask in asks:
             self._pool.append(self._candidate(ask))
-            self._start[ask.draw] = 0
+            self._until[ask.draw] = self._plan.budget_tokens or 0
 
     def fill(self, slots: Sequence[int]) -> dict[int, Candidate]:
         """A whole group for every place: those with the oldest tokens first, then the shortest. Answers grow until enough groups are whole; where the
-        budget of all is used up before, fresh prompts are asked for once, and then the budget is granted again. Collective."""
+        budget of all is used up before, fresh prompts are asked for once, and then as many groups as are missing get their budget again. The others
+        had better grow under newer weights. Collective."""
         while True:
             while not self._enough(len(slots)) and (growing := [one for one in self._pool if self._grows(one)]):
                 grow([(one, self._next_limit(one)) for one in growing], self._samples, self._generate)
@@ -166,8 +171,7 @@ class Pool:
                 break
             self._add_of(more, self._drawing.fresh)
             if behind and not more:
-                assert self._granted is not None and self._plan.budget_tokens is not None, "without a budget answers grow to their end"
-                self._granted += self._plan.budget_tokens
+                self._grant(len(slots))
             self._asked_more |= more > 0
         best = sorted(self._whole(), key=lambda one: (self._left(one), one.tokens, one.ask.draw))[: len(slots)]
         self._trained += best
@@ -206,25 +210,34 @@ class Pool:
 
     def _enough(self, places: int) -> bool:
         """Are as many groups whole as there are places, and the ones among them that may not wait?"""
-        whole = self._whole()
-        if len(whole) < places:
-            return False
-        ready = [self._left(one) for one in whole]
-        return all(
-            sum(left <= d for left in ready) >= needed for d, needed in must_now([self._left(one) for one in self._pool], self._places).items()
-        )
+        return self._missing(places) <= 0
+
+    def _missing(self, places: int) -> int:
+        """Whole groups that are missing: for the places, or of those that may not wait."""
+        ready = [self._left(one) for one in self._whole()]
+        needed = must_now([self._left(one) for one in self._pool], self._places)
+        return max(places - len(ready), *(count - sum(left <= d for left in ready) for d, count in needed.items()), 0)
+
+    def _grant(self, places: int) -> None:
+        """Another budget for as many open groups as are missing: those that may wait least, then the longest."""
+        assert self._plan.budget_tokens is not None, "without a budget answers grow to their end"
+        still = [one for one in self._pool if one.open(self._samples)]
+        urgent = sorted(still, key=lambda one: (self._left(one), -one.stands_at(self._samples), one.ask.draw))
+        for one in urgent[: self._missing(places)]:
+            self._until[one.ask.draw] += self._plan.budget_tokens
 
     def _left(self, one: Candidate) -> int:
         """Steps left to it."""
         return self._kept.steps_left(oldest_version(answer.trace for answer in one.answers.values()))
 
     def _grows(self, one: Candidate) -> bool:
-        return bool(one.open(self._samples)) and (self._granted is None or one.stands_at(self._samples) < self._start[one.ask.draw] + self._granted)
+        limited = self._plan.budget_tokens is not None
+        return bool(one.open(self._samples)) and not (limited and one.stands_at(self._samples) >= self._until[one.ask.draw])
 
     def _next_limit(self, one: Candidate) -> int:
         at = one.stands_at(self._samples)
         assert self._slice is not None
-        return at + (self._slice if self._granted is None else min(self._slice, self._start[one.ask.draw] + self._granted - at))
+        return at + self._slice if self._plan.budget_tokens is None else min(at + self._slice, self._until[one.ask.draw])
 
     def _room_for(self, places: int) -> int:
         """Fresh prompts for the places that are short of a group, as far as all that wait can be trained in time."""

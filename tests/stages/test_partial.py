@@ -120,14 +120,16 @@ def test_a_budget_gives_places_to_others_and_keeps_what_is_unfinished(made: Simp
     }  # fmt: skip
     assert first.metrics["version_lag"] == {"mean": 0.0, "max": 0}
     second = run.step()
-    assert draws(second) == [1, 6, 7, 8] and run.source.next_draw == 9 and run.grown[:2] == [(1, 0, 2), (2, 1, 3)]
+    assert draws(second) == [1, 6, 7, 8] and run.source.next_draw == 10 and run.grown[:2] == [(1, 0, 2), (2, 1, 3)]
     (old,) = [sample.completion for group in second.groups for sample in group.samples if len(sample.completion.trace.ids) == 5]
     assert (old.trace.ids, old.trace.segments, old.policy_version, old.finish) == ((1, 2, 3, 4, 0), ((0, 0), (3, 1)), 1, FinishReason.STOP)
     assert old.trace.logprobs == (0.0,) * 5
     assert second.metrics["version_lag"] == {"mean": 2 / 8, "max": 1}  # both answers of draw 1 began with version 0
     assert second.metrics["partial"]["stale_token_fraction"] == (3 + 1) / (5 + 7)
     third = run.step()
-    assert draws(third) == [2, 9, 10, 11] and not run.kept.held and third.metrics["version_lag"]["max"] == 2
+    assert draws(third) == [2, 9, 10, 11] and third.metrics["version_lag"]["max"] == 2
+    assert [held.ask.draw for held in run.kept.held] == [12] and run.source.next_draw == 13  # 9 waited whole, so three were asked for
+    assert draws(run.step()) == [12, 13, 14, 15] and not run.kept.held
 
 
 def test_over_sampling_drops_nothing(made: SimpleNamespace) -> None:
@@ -140,6 +142,20 @@ def test_over_sampling_drops_nothing(made: SimpleNamespace) -> None:
     third = run.step()
     assert draws(third)[:2] == [1, 9] and third.metrics["partial"]["groups_continued"] == 2
     assert "over_sample" not in third.metrics  # nothing was stopped
+
+
+def test_as_many_answers_are_in_work_as_the_budget_asks_for(made: SimpleNamespace) -> None:
+    """Every answer has nine tokens, a budget three. The first steps go past it for the four groups that are missing and for no other; then three
+    times the places are in work, and no step takes longer than its budget."""
+    lengths = {(draw, sample): 9 for draw in range(200) for sample in range(2)}
+    run, most = Run(made, SoloWorld(), lengths, *BUDGET), []
+    for _ in range(12):
+        found = run.step()
+        grown = {draw: sum(tokens for other, sample, tokens in run.grown if (other, sample) == (draw, 0)) for draw, *_ in run.grown}
+        assert sorted(grown.values())[:-4] == [3] * max(0, len(grown) - 4)
+        most.append(max(grown.values(), default=0))
+        assert found.metrics["version_lag"]["max"] <= 3
+    assert most == [9, 6, 6, 3, 3, 0, 3, 3, 3, 3, 3, 3]  # in the sixth step enough groups were whole already
 
 
 def test_the_step_waits_for_an_answer_that_would_be_too_old(made: SimpleNamespace) -> None:
