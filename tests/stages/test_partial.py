@@ -17,6 +17,7 @@ from rftcli.plan.plan_sampling import PartialPlan
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages.collect import Collected, collect
 from rftcli.stages.drawing import Memory
+from rftcli.stages.evaluate import EvalSet, evaluate
 from rftcli.stages.outcomes import Ask
 from rftcli.stages.partial import Held, Kept, Piece, must_now, stale
 from rftcli.stages.replay import Replay
@@ -44,12 +45,14 @@ def length_of(lengths: Mapping[tuple[int, int], int], draw: int, sample: int) ->
     return lengths.get((draw, sample), 1)
 
 
-def engine(lengths: Mapping[tuple[int, int], int], grown: list[tuple[int, int, int]]) -> FakeSampler:
+def noted_engine(lengths: Mapping[tuple[int, int], int], grown: list[tuple[int, int, int]]) -> FakeSampler:
     """Answers of chosen lengths, in tokens 1, 2, 3, ... and an end token 0; notes (draw, sample, tokens it grew by) of every call."""
 
     class Noted(FakeSampler):
+        trains = True
+
         def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> Iterator[Completion]:
-            assert settings.logprobs, "old tokens need the log-probs that they were sampled with"
+            assert settings.logprobs or not self.trains, "old tokens need the log-probs that they were sampled with"
             for one in super().generate(requests, settings):
                 before = next(request for request in requests if request.prompt.draw == one.prompt.draw).partial.get(one.sample)
                 grown.append((one.prompt.draw, one.sample, len(one.trace.ids) - (0 if before is None else len(before.ids))))
@@ -69,7 +72,7 @@ class Run:
     ) -> None:
         self.plan = made.plan(*SETS, *sets, f"batch.updates_per_step={updates}", ranks=world.size)
         self.source, self.grown, self.number = Rows(made), [], 0
-        self.sampler = engine(lengths, self.grown)
+        self.sampler = noted_engine(lengths, self.grown)
         self._world, self._scores, self._updates = world, made.Scores(self.reward), updates
         assert self.plan.rollout.partial is not None
         self.kept = Kept(self.plan.rollout.partial, world, updates=updates, newest=lambda: self.sampler.version, data="rows")
@@ -166,6 +169,22 @@ def test_the_step_waits_for_an_answer_that_would_be_too_old(made: SimpleNamespac
     assert 0 in draws(second) and second.metrics["version_lag"]["max"] == 1
     (answer,) = [sample.completion for group in second.groups for sample in group.samples if len(sample.completion.trace.ids) > 1]
     assert (len(answer.trace.ids), answer.finish, answer.trace.segments) == (LONGEST, FinishReason.LENGTH, ((0, 0), (2, 1)))
+
+
+def test_evaluation_leaves_what_waits_alone(made: SimpleNamespace) -> None:
+    """The same engine answers held-out prompts with the draws and samples of answers that wait: from their first token, to their end."""
+    lengths = {(draw, 0): 5 for draw in range(40)}
+    straight, evaluated = (Run(made, SoloWorld(), lengths, *BUDGET, "data.eval={a: {path: a}}") for _ in range(2))
+    assert straight.step().metrics == evaluated.step().metrics
+    before = evaluated.state()
+    assert before["kept"]["ranks"] != [[]]
+    sets, lines = [EvalSet(name="a", prompts=[made.prompt(draw) for draw in range(4)], samples_per_prompt=1)], []
+    engine = evaluated.sampler
+    engine.trains = False
+    evaluate(sets, engine, made.Scores(Run.reward), evaluated.plan, SoloWorld(), step=1, tick=lambda *_: None, write=lines.append)
+    engine.trains = True
+    assert [line["tokens"] for line in lines] == [5] * 4 and evaluated.state() == before
+    assert traces(evaluated.step().groups) == traces(straight.step().groups)
 
 
 STRATEGIES = st.sampled_from(

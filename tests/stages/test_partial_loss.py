@@ -46,10 +46,11 @@ def batch_of(rows: Sequence[Experience]) -> Batch:
         values = [getattr(row, name) for row in rows]
         return None if any(value is None for value in values) else torch.cat(values)
 
+    targets = torch.cat([row.token_ids[row.prompt_tokens :] for row in rows])
     names = ("advantages", "old_logprobs", "sampler_logprobs", "correction", "stale")
     empty = torch.zeros(0, dtype=torch.int64)
     return Batch(
-        input_ids=empty, position_ids=empty, attention_mask=None, select=empty, target_ids=torch.cat([row.token_ids[row.prompt_tokens :] for row in rows]),
+        input_ids=empty, position_ids=empty, attention_mask=None, select=empty, target_ids=targets,
         sequence=torch.arange(len(rows)), num_sequences=len(rows), reference_logprobs=None, values=None, returns=None,
         denominators=Denominators(tokens=len(rows), sequences=len(rows)), **{name: flat(name) for name in names},
     )  # fmt: skip
