@@ -12,6 +12,7 @@ Leaves out sampling and scoring (`collect`), and what old tokens mean for the lo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,15 +102,15 @@ class Kept:
         return gone
 
     def state_dict(self) -> Mapping[str, Any]:
-        """The groups of all ranks, by rank. Collective."""
-        return {"data": self._data, "ranks": to_data(self._world.gather(self.held))}
+        """The groups of all ranks, a text for each rank: a checkpoint's lines are for people, and these are long. Collective."""
+        return {"data": self._data, "ranks": [json.dumps(to_data(part), separators=(",", ":")) for part in self._world.gather(self.held)]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """On another number of ranks groups are dealt anew, the oldest first, so that every rank gets equally many of an age. ResumeError if the
         turns were counted in other data."""
         if state["data"] != self._data:
             raise ResumeError("the answers that were kept belong to other rows", hint="let them go: `rft resume RUN_DIR --accept`")
-        ranks = [[from_data(Held, item) for item in part] for part in state["ranks"]]
+        ranks = [[from_data(Held, item) for item in json.loads(part)] for part in state["ranks"]]
         if len(ranks) == self._world.size:
             self.keep(ranks[self._world.rank])
         else:
