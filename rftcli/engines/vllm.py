@@ -163,9 +163,7 @@ class VLLMSampler:
         first = self._world.rank // self._together * self._together
         rows: list[_Row] = []
         for rank in range(first, first + self._together):
-            others = [
-                _Row(prefix=prefix, draw=draw, sample=sample, done=done, limit=limit) for prefix, draw, sample, done, limit in told[rank]
-            ]
+            others = [_Row(prefix=prefix, draw=draw, sample=sample, done=done, limit=limit) for prefix, draw, sample, done, limit in told[rank]]
             rows += mine if rank == self._world.rank else others
         return rows
 

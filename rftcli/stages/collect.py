@@ -146,9 +146,7 @@ def collect(
     )
 
 
-def _kept_first(
-    rollout: _Rollout, kept: Kept, drawing: Drawing, refill: Refill, slots: list[int], plan: Plan, world: World
-) -> Mapping[str, Any]:
+def _kept_first(rollout: _Rollout, kept: Kept, drawing: Drawing, refill: Refill, slots: list[int], plan: Plan, world: World) -> Mapping[str, Any]:
     """Fill this rank's places from answers that were kept and from fresh prompts, and keep what is left; metrics of the step event. Collective."""
     pool = rollout.pool(kept, drawing, world, places=len(slots))
     over_sample = plan.rollout.over_sample
