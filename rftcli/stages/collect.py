@@ -231,7 +231,6 @@ class _Rollout:
     def scored(self, filled: Mapping[int, Candidate]) -> dict[int, Group]:
         """The groups of whole candidates, by the same keys."""
         answers = [answer for one in filled.values() for answer in one.answers.values()]
-        self._tick("rollout", len(answers), len(answers))
         start = self._clock()
         groups = group_up(self._scorer.score(answers), [one.prompt.draw for one in filled.values()], len(asked_samples(self._plan)))
         self.score_seconds += self._clock() - start
@@ -248,7 +247,11 @@ class _Rollout:
         """Requests of one label, whose answers are cut at `limit` at the latest."""
         settings = sampling_settings(self._plan.rollout, self._plan.seed, requests[0].prompt.label)
         shortest = min(settings.min_new_tokens, limit)
-        return self._sampler.generate(requests, replace(settings, max_new_tokens=limit, min_new_tokens=shortest, logprobs=self._logprobs))
+        self._of += sum(len(request.samples) for request in requests)
+        for answer in self._sampler.generate(requests, replace(settings, max_new_tokens=limit, min_new_tokens=shortest, logprobs=self._logprobs)):
+            self._done += 1
+            self._tick("rollout", self._done, self._of)
+            yield answer
 
     def _parts(self, requests: list[Request], rollouts: int) -> Iterator[Iterator[Completion]]:
         """One call of the engine for each rollout and each way to sample in it."""

@@ -141,7 +141,8 @@ class Pool:
         """Draw -> tokens that its answers may grow to in this step, where there is a budget."""
         self._continued = [one.ask.draw for one in self._pool]
         self._pieces_continued = sum(sample in one.answers for one in self._pool for sample in one.open(samples))
-        self._trained: list[Candidate] = []
+        self._trained: dict[int, Candidate] = {}
+        """By place; a group that a refill replaces is not trained on."""
 
     def top_up(self, spares: int | None) -> None:
         """Fresh prompts, and those that come back: until there are as many groups as places and `spares`, or, where nobody has said how many are in
@@ -175,17 +176,18 @@ class Pool:
                 self._grant(len(slots))
             self._asked_more |= more > 0
         best = sorted(self._whole(), key=lambda one: (self._left(one), one.tokens, one.ask.draw))[: len(slots)]
-        self._trained += best
         taken = {one.ask.draw for one in best}
         self._pool = [one for one in self._pool if one.ask.draw not in taken]
-        return dict(zip(sorted(slots), sorted(best, key=lambda one: one.ask.draw), strict=True))
+        filled = dict(zip(sorted(slots), sorted(best, key=lambda one: one.ask.draw), strict=True))
+        self._trained |= filled
+        return filled
 
     def close(self) -> Mapping[str, Any]:
         """Keep what is left; `partial` and `version_lag` of the step event, over all ranks. Collective."""
         self._kept.keep(_held(one) for one in self._pool)
         unfinished = [one.answers[sample] for one in self._pool for sample in one.open(self._samples) if sample in one.answers]
         newest = self._kept.newest()
-        traces = [answer.trace for one in self._trained for sample, answer in one.answers.items() if sample >= 0]
+        traces = [answer.trace for one in self._trained.values() for sample, answer in one.answers.items() if sample >= 0]
         lags = [newest - version for trace in traces if (version := oldest_version([trace])) is not None]
         tokens = sum(len(trace.ids) for trace in traces)
         counts = {
