@@ -113,7 +113,8 @@ class VLLMSampler:
         rows = self._united(mine)
         if rows:
             self._wake()
-            with _own_randomness(self._device, vllm_settings.rollout_seed(settings.seed, [row.draw for row in rows])):
+            sampled = [*(row.draw for row in rows), *(row.done for row in rows if row.done)]  # what goes on has other noise than its beginning had
+            with _own_randomness(self._device, vllm_settings.rollout_seed(settings.seed, sampled)):
                 yield from self._run(rows, settings, rule, version)
 
     def load(self, weights: Weights, version: int) -> None:

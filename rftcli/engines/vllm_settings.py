@@ -79,6 +79,7 @@ def row_seed(seed: int, draw: int, sample: int, done: int = 0) -> int:
     return key64("vllm", seed, draw, sample, done) >> (64 - SEED_BITS)
 
 
-def rollout_seed(seed: int, draws: Sequence[int]) -> int:
-    """For an engine's own generator: a function of what is sampled, so that a resumed run does not repeat its first noise."""
-    return key64("vllm rollout", seed, *draws) >> (64 - SEED_BITS)
+def rollout_seed(seed: int, sampled: Sequence[int]) -> int:
+    """For an engine's own generator: a function of what is sampled (draws, and tokens that are there already), so that neither a resumed run nor an
+    answer that goes on repeats its first noise."""
+    return key64("vllm rollout", seed, *sampled) >> (64 - SEED_BITS)

@@ -296,3 +296,23 @@ def test_a_stop_string_that_was_cut_in_two_still_ends_the_answer(kit) -> None:
     whole = {0: TokenTrace(ids=(kit.X, kit.X), logprobs=(-1.0, -2.0), segments=((0, 1),))}
     (other,) = loaded(kit, llm).generate([kit.make_request(0, [9], (0,), partial=whole)], settings(max_new_tokens=4, stop=("sunday",)))
     assert (len(other.trace.ids), other.finish) == (4, FinishReason.LENGTH)
+
+
+def test_what_goes_on_has_other_noise_without_seeds_of_rows_too(kit) -> None:
+    """The engine's own generator is seeded by what is sampled: the same call the same, a later part of the same answers another."""
+
+    class Seeds(StandIn):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds: list[int] = []
+
+        def step(self):
+            self.seeds.append(torch.initial_seed())
+            return super().step()
+
+    llm = Seeds()
+    sampler = loaded(kit, llm, seeded=False)
+    parts = [{}, {0: TokenTrace(ids=(11,))}, {0: TokenTrace(ids=(11, 12))}]
+    for partial in (*parts, *parts):
+        list(sampler.generate([kit.make_request(4, [5], (0,), partial=partial)], settings()))
+    assert llm.seeds[:3] == llm.seeds[3:] and len(set(llm.seeds)) == 3

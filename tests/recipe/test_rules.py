@@ -573,8 +573,16 @@ BREACHES = [
         "must be below `rollout.max_new_tokens`, got 1024 of 1024",
     ),
     *(("partial-ends", sets, where, text) for sets, where, text in (
-        (["rollout={partial: {}, max_version_lag: 2}", "algorithm.loss.old=sampler"], "rollout.partial", "needs `budget_tokens` or `rollout.over_sample`"),
-        ([*PARTIAL, "rollout.partial.budget_tokens=1024"], "rollout.partial.budget_tokens", "must be below `rollout.max_new_tokens`, got 1024 of 1024"),
+        (
+            ["rollout={partial: {}, max_version_lag: 2}", "algorithm.loss.old=sampler"],
+            "rollout.partial",
+            "needs `budget_tokens` or `rollout.over_sample`",
+        ),
+        (
+            [*PARTIAL, "rollout.partial.budget_tokens=1024"],
+            "rollout.partial.budget_tokens",
+            "must be below `rollout.max_new_tokens`, got 1024 of 1024",
+        ),
         (
             [*PARTIAL, "rollout.partial.budget_tokens=64", "rollout.over_sample.slice_tokens=65"],
             "rollout.over_sample.slice_tokens",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_an_interrupted_answer_goes_on(kit: SimpleNamespace) -> None:
     kit.sampler.load(weights(kit), 1)
     (whole,) = sample(kit, 1, temperature=0.0, ignore_eos=True)
     pieces = [kit.tokenizer.decode([token]) for token in whole.trace.ids]
-    stop = next(left[-1] + right[0] for left, right in zip(pieces[2:], pieces[3:], strict=False) if left and right)
+    stop = next(left[-1] + right[0] for left, right in pairwise(pieces[2:]) if left and right)
     stopped = sample(kit, 1, temperature=0.0, ignore_eos=True, stop=(stop,))[0]
     assert stopped.finish is FinishReason.STOP
     for cut in range(1, len(stopped.trace.ids) + 1):
