@@ -77,7 +77,8 @@ def version_lag(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         yield Finding(
             path=PARTIAL,
             message=f"needs a `rollout.max_version_lag` of at least {updates}, got {lag}",
-            reason=f"a step makes {updates} updates: an answer that goes on in the next one is so many versions old",
+            reason=f"an answer that goes on in the next step is so many versions old: a step makes {updates} update{'s' if updates > 1 else ''}",
+            hint=f"`max_version_lag: {2 * updates}` lets answers take three steps",
             reads=reads,
             at_key=True,
         )
@@ -87,6 +88,7 @@ def version_lag(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
             path=(*OVER_SAMPLE, "factor"),
             message=f"{rollout.over_sample.factor:g} needs a `rollout.max_version_lag` of at least {least}, got {lag}",
             reason="more groups would wait than can be trained on before they are too old",
+            hint="lower the factor, or let tokens be older",
             reads=reads,
         )
 
