@@ -46,6 +46,8 @@ class _Row:
     draw: int
     sample: int
     done: int
+    limit: int
+    """Tokens at which the answer is cut, `done` ones included."""
     request: Request | None = None
 
 
@@ -101,9 +103,9 @@ class VLLMSampler:
         mine: list[_Row] = []
         for request in requests:
             for sample in request.samples:
-                row = _row(request, sample)
+                row = _row(request, sample, settings)
                 earlier = row.prefix[len(request.prompt.token_ids) :]
-                finish = rule.finished(earlier)
+                finish = rule.finished(earlier, request.limit)
                 if finish is None:
                     mine.append(row)
                 else:
@@ -111,7 +113,8 @@ class VLLMSampler:
         rows = self._united(mine)
         if rows:
             self._wake()
-            with _own_randomness(self._device, vllm_settings.rollout_seed(settings.seed, [row.draw for row in rows])):
+            sampled = [*(row.draw for row in rows), *(row.done for row in rows if row.done)]  # what goes on has other noise than its beginning had
+            with _own_randomness(self._device, vllm_settings.rollout_seed(settings.seed, sampled)):
                 yield from self._run(rows, settings, rule, version)
 
     def load(self, weights: Weights, version: int) -> None:
@@ -157,11 +160,11 @@ class VLLMSampler:
         """The rows of all ranks of this engine, in rank order; the others' without their requests. Collective where engines are shared."""
         if self._together == 1:
             return list(mine)
-        told = self._world.gather([(row.prefix, row.draw, row.sample, row.done) for row in mine])
+        told = self._world.gather([(row.prefix, row.draw, row.sample, row.done, row.limit) for row in mine])
         first = self._world.rank // self._together * self._together
         rows: list[_Row] = []
         for rank in range(first, first + self._together):
-            others = [_Row(prefix=prefix, draw=draw, sample=sample, done=done) for prefix, draw, sample, done in told[rank]]
+            others = [_Row(prefix=prefix, draw=draw, sample=sample, done=done, limit=limit) for prefix, draw, sample, done, limit in told[rank]]
             rows += mine if rank == self._world.rank else others
         return rows
 
@@ -173,7 +176,7 @@ class VLLMSampler:
                 number = f"rft-{next(self._numbers)}"
                 greedy = is_greedy(row.sample, settings)
                 own = vllm_settings.of_row(
-                    shared, settings, draw=row.draw, sample=row.sample, done=row.done, seeded=self._seeded, greedy=greedy
+                    shared, settings, draw=row.draw, sample=row.sample, done=row.done, limit=row.limit, seeded=self._seeded, greedy=greedy
                 )
                 if settings.structured is not None:
                     own["structured_outputs"] = _form(settings.structured)
@@ -194,7 +197,11 @@ class VLLMSampler:
                     if finish is None:
                         raise RftError(f"vLLM ended a completion with `{made.finish_reason}`", hint="its log above says why")
                     logprobs = _sampled(made, greedy=is_greedy(row.sample, settings)) if settings.logprobs else None
-                    yield self._completed(row, tuple(made.token_ids), logprobs, finish, settings, version)
+                    new = tuple(made.token_ids)
+                    torn = _torn_stop(rule, row.prefix[len(row.prefix) - row.done :], new)
+                    if torn is not None:
+                        finish, new, logprobs = FinishReason.STOP, new[:torn], None if logprobs is None else logprobs[:torn]
+                    yield self._completed(row, new, logprobs, finish, settings, version)
             if waiting:
                 raise RftError(f"vLLM lost {len(waiting)} completions")
         finally:
@@ -265,10 +272,20 @@ def _runner_module(worker: Any) -> str:
     return type(worker.model_runner).__module__
 
 
-def _row(request: Request, sample: int) -> _Row:
+def _row(request: Request, sample: int, settings: SamplingSettings) -> _Row:
     earlier = request.partial.get(sample)
     ids = () if earlier is None else tuple(earlier.ids)
-    return _Row(prefix=(*request.prompt.token_ids, *ids), draw=request.prompt.draw, sample=sample, done=len(ids), request=request)
+    limit = settings.max_new_tokens if request.limit is None else min(request.limit, settings.max_new_tokens)
+    return _Row(prefix=(*request.prompt.token_ids, *ids), draw=request.prompt.draw, sample=sample, done=len(ids), limit=limit, request=request)
+
+
+def _torn_stop(rule: StopRule, earlier: Sequence[int], new: Sequence[int]) -> int | None:
+    """New tokens up to the end of a stop string that begins in `earlier`; None: there is none. vLLM looks for stop strings in new text alone."""
+    if not earlier or not rule.strings:
+        return None
+    nearest = max(len(string.encode()) for string in rule.strings)  # a token holds at least one byte
+    counts = range(1, min(len(new), nearest) + 1)
+    return next((count for count in counts if rule.finished((*earlier, *new[:count])) is FinishReason.STOP), None)
 
 
 def _form(structured: Mapping[str, Any]) -> Any:

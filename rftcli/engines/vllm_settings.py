@@ -60,11 +60,13 @@ def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any
     return found
 
 
-def of_row(shared: Mapping[str, Any], settings: SamplingSettings, *, draw: int, sample: int, done: int, seeded: bool, greedy: bool) -> dict[str, Any]:
-    """The arguments of one row, of which `done` tokens are sampled already."""
+def of_row(
+    shared: Mapping[str, Any], settings: SamplingSettings, *, draw: int, sample: int, done: int, limit: int, seeded: bool, greedy: bool
+) -> dict[str, Any]:
+    """The arguments of one row, of which `done` tokens are sampled already and which is cut at `limit`."""
     own: dict[str, Any] = {
-        "max_tokens": settings.max_new_tokens - done,
-        "min_tokens": max(0, settings.min_new_tokens - done),
+        "max_tokens": limit - done,
+        "min_tokens": max(0, min(settings.min_new_tokens, limit) - done),
         "seed": row_seed(settings.seed, draw, sample, done) if seeded and not greedy else None,
     }
     if greedy:
@@ -77,6 +79,7 @@ def row_seed(seed: int, draw: int, sample: int, done: int = 0) -> int:
     return key64("vllm", seed, draw, sample, done) >> (64 - SEED_BITS)
 
 
-def rollout_seed(seed: int, draws: Sequence[int]) -> int:
-    """For an engine's own generator: a function of what is sampled, so that a resumed run does not repeat its first noise."""
-    return key64("vllm rollout", seed, *draws) >> (64 - SEED_BITS)
+def rollout_seed(seed: int, sampled: Sequence[int]) -> int:
+    """For an engine's own generator: a function of what is sampled (draws, and tokens that are there already), so that neither a resumed run nor an
+    answer that goes on repeats its first noise."""
+    return key64("vllm rollout", seed, *sampled) >> (64 - SEED_BITS)

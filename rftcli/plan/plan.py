@@ -18,7 +18,7 @@ from rftcli.plan.plan_loss import AdvantagePlan, KlPlan, LossPlan
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan, ServerPlan
 from rftcli.plan.plan_rewards import ShapingPlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
-from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
+from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, PartialPlan, ReplayPlan
 from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.spec import CombineSpec, PartSpec
 
@@ -120,6 +120,7 @@ class RolloutPlan:
     """Labels that are sampled in a way of their own."""
     dynamic: DynamicPlan | None = None
     over_sample: OverSamplePlan | None = None
+    partial: PartialPlan | None = None
     keep: KeepPlan | None = None
     replay: ReplayPlan | None = None
     greedy_twin: bool = False

@@ -36,7 +36,6 @@ KEYS: dict[str, str] = {
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
     "data.images": "only text is trained",
     "data.videos": "only text is trained",
-    "rollout.max_version_lag": "every rollout uses the newest weights",
     "rollout.vllm.server": "the engine runs inside the training ranks",
 }
 """Pattern of a key -> what holds instead."""

@@ -244,8 +244,8 @@ RULES: dict[str, Rule] = {
         about=("rollout.engine", "rollout.hf.options"), text="`hf.options` are sampling options of the engine `hf`.", check=vllm_rules.hf_sampling
     ),
     "vllm-together": Rule(
-        about=("rollout.vllm.tensor_parallel", "rollout.by_label", "rollout.over_sample"), text="Ranks of one engine call it alike.",
-        check=vllm_rules.together,
+        about=("rollout.vllm.tensor_parallel", "rollout.by_label", "rollout.over_sample", "rollout.partial"),
+        text="Ranks of one engine call it alike.", check=vllm_rules.together,
     ),
     "warmup": Rule(
         about=("train.optimizer.warmup_steps", "train.steps", "train.optimizer.schedule_steps"),

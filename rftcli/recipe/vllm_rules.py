@@ -68,7 +68,11 @@ def together(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     rollout = recipe.rollout
     if rollout.vllm.tensor_parallel == 1:
         return
-    for name, used in (("by_label", bool(rollout.by_label)), ("over_sample", rollout.over_sample is not None)):
+    for name, used in (
+        ("by_label", bool(rollout.by_label)),
+        ("over_sample", rollout.over_sample is not None),
+        ("partial", rollout.partial is not None),
+    ):
         if used:
             reason = "how often a rank calls the engine would depend on its own prompts, and the others would wait"
             reads = (("rollout", "vllm", "tensor_parallel"),)

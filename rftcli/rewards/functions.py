@@ -133,7 +133,11 @@ def load_function(
     value = load_object(target, search_path)
     if not callable(value):
         raise UsageError(f"reward function `{target}` is a {type(value).__name__}, which cannot be called")
-    return UserFunction(target, value, _wanted(target, value, options, record), options, loop or EventLoop())
+    if loop is None:
+        from rftcli.rewards.event_loop import EventLoop
+
+        loop = EventLoop()
+    return UserFunction(target, value, _wanted(target, value, options, record), options, loop)
 
 
 def load_object(target: str, search_path: Iterable[Path | str] = ()) -> Any:

@@ -320,7 +320,7 @@ def build(
     kept["entropy"] = None if plan.loss.entropy_controller is None else entropy
     registry |= {name: item for name, item in kept.items() if item is not None}
     registry |= {"early_stop": early_stop, "latest": latest}
-    memory = make_memory(plan, source, paths)
+    memory = make_memory(plan, source, paths, world, newest=lambda: learner.version)
     registry |= remembered(memory)
     registry["trackers"] = TrackerIds(run, writes=world.rank == 0)
     info = {

@@ -164,6 +164,8 @@ CHANGES: dict[str, tuple[str, str]] = {
     "data.train.**": (RISKY, "other rows or another order: the data starts over"),
     "data.**": (RISKY, "other prompts"),
     "rollout.shares_weights": (FOLLOWS, "from the ZeRO stage and the engine"),
+    "rollout.partial": (RISKY, "answers that were kept are let go, or tokens of older weights are trained on from now on"),
+    "rollout.partial.**": (RISKY, "tokens of other ages; kept answers that become too old are dropped"),
     "rollout.vllm.options.**": (RISKY, "an engine started in another way"),
     "rollout.vllm.seeds": (RISKY, "other samples"),
     "rollout.vllm.memory": (FOLLOWS, "words"),

@@ -70,7 +70,8 @@ def save(
         except RftError:  # raised on every rank alike
             _remove_half(world, fresh)
             raise
-    failure = _on_rank_zero(world, lambda: _finish(fresh, target, step, plan, registry, run, reward_sources))
+    state = {name: dict(item.state_dict()) for name, item in registry.items()}  # on every rank: some of it is spread over ranks
+    failure = _on_rank_zero(world, lambda: _finish(fresh, target, step, plan, state, run, reward_sources))
     _agree(world, failure, fresh, target, need)
     if world.rank == 0:
         prune(run, plan.checkpoint)
@@ -91,9 +92,9 @@ def _begin(fresh: Path, need: int | None, *, with_trainer: bool) -> None:
 
 
 def _finish(
-    fresh: Path, target: Path, step: int, plan: Plan, registry: Mapping[str, Stateful], run: RunDir, reward_sources: tuple[Path, ...]
+    fresh: Path, target: Path, step: int, plan: Plan, state: Mapping[str, Any], run: RunDir, reward_sources: tuple[Path, ...]
 ) -> None:
-    progress = {"step": step, "plan": plan_hash(plan), "ranks": plan.world.ranks, "state": {k: dict(v.state_dict()) for k, v in registry.items()}}
+    progress = {"step": step, "plan": plan_hash(plan), "ranks": plan.world.ranks, "state": state}
     write_json(fresh / "progress.json", progress)
     write_text(fresh / "plan.json", plan_to_json(plan))
     if run.recipe.is_file():

@@ -220,6 +220,8 @@ def _more(sample: ScoredSample) -> dict[str, Any]:
     if completion.text_with_special != completion.text:
         ends = completion.text_with_special.startswith(completion.text)
         found |= {"special_end": completion.text_with_special[len(completion.text) :]} if ends else {"text": completion.text}
+    if len(completion.trace.segments) > 1:
+        found["segments"] = [list(segment) for segment in completion.trace.segments]
     if sample.shaped is not None:
         found["combined"] = sample.shaped.combined
         found |= {"masked": True} if sample.shaped.masked else {}

@@ -394,7 +394,7 @@ OTHER: dict[str, str] = {
     "rollout.dynamic.max_extra_rollouts": "5", "rollout.dynamic.range": "[0.1, 0.9]", "rollout.dynamic.metric": "exact",
     "rollout.over_sample.factor": "2.0", "rollout.over_sample.slice_tokens": "7", "rollout.keep.best": "3", "rollout.keep.worst": "3",
     "rollout.replay.after_steps": "5", "rollout.replay.times": "2", "rollout.replay.share": "0.5", "rollout.replay.max_waiting": "7",
-    "rollout.replay.below": "0.5",
+    "rollout.replay.below": "0.5", "rollout.partial.budget_tokens": "8", "rollout.max_version_lag": "3",
     "data.curriculum.kind": "pass_rate", "data.curriculum.range": "[0.2, 0.8]", "data.curriculum.share": "0.2", "data.curriculum.metric": "exact",
     "data.curriculum.pass_mark": "0.5", "data.curriculum.memory": "0.1", "data.curriculum.python": "'a:C'", "data.curriculum.options": "{n: 2}",
 }  # fmt: skip
@@ -481,6 +481,9 @@ SETUP: dict[str, tuple[str, ...]] = {
     **{f"models.scorers.NAME.{key}": (USED, "models.scorers.s={kind: python, python: 'a:B'}") for key in ("python", "memory_gib")},
     **{f"rollout.vllm.{key}": ("rollout.engine=vllm",) for key in (
         "memory_share", "max_model_tokens", "max_sequences", "seeds", "check_weights", "options",
+    )},
+    **{key: ("rollout={partial: {budget_tokens: 16}, max_version_lag: 2}", "algorithm.loss.old=sampler") for key in (
+        "rollout.partial.budget_tokens", "rollout.max_version_lag",
     )},
     **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }  # fmt: skip

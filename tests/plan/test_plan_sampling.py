@@ -8,7 +8,7 @@ import pytest
 
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.plan import Plan
-from rftcli.plan.plan_sampling import DynamicPlan, LabelSampling, OverSamplePlan, one_temperature, temperatures
+from rftcli.plan.plan_sampling import DynamicPlan, LabelSampling, OverSamplePlan, PartialPlan, one_temperature, temperatures
 from rftcli.plan.show import plan_text
 from rftcli.runtime.smoke import smoke_plan
 
@@ -18,7 +18,7 @@ Compiled = Callable[..., Plan]
 def test_everything_is_off(compiled: Compiled) -> None:
     plan = compiled()
     rollout = plan.rollout
-    assert (rollout.dynamic, rollout.keep, rollout.replay, rollout.over_sample, plan.data.curriculum) == (None,) * 5
+    assert (rollout.dynamic, rollout.keep, rollout.replay, rollout.over_sample, rollout.partial, plan.data.curriculum) == (None,) * 6
     assert rollout.by_label == {} and one_temperature(rollout) and temperatures(rollout, "any") == (1.0, 1.0)
     assert not any(name in plan_text(plan) for name in ("refill", "replay", "curriculum", "first token", "over-sampling"))
 
@@ -79,6 +79,17 @@ def test_plans_hold_them(compiled: Compiled) -> None:
         max_extra_rollouts=3, low=0.0, high=0.5, metric="exact"
     )
     assert compiled("rollout.over_sample={}").rollout.over_sample == OverSamplePlan(factor=1.25, slice_tokens=256)
+
+
+def test_partial_rollouts(compiled: Compiled) -> None:
+    asked = ("rollout={partial: {budget_tokens: 64}, max_version_lag: 2}", "algorithm.loss.old=sampler")
+    plan = compiled(*asked)
+    assert plan.rollout.partial == PartialPlan(budget_tokens=64, max_version_lag=2) and plan.probes(2)
+    assert "answers grow by 64 tokens a step; the unfinished go on in the next step, tokens at most 2 updates old" in plan_text(plan)
+    assert any("rollout.partial: tokens may be up to 2 updates old" in note for note in plan.notes)
+    both = compiled(*asked, "rollout.over_sample={factor: 1.5, slice_tokens: 32}")
+    (note,) = [note for note in both.notes if "rollout.over_sample" in note]
+    assert note.startswith("rollout.over_sample: 1.5 times the prompts are in work;") and "dropped" not in note
 
 
 def test_a_label_longer_than_the_model(compiled: Compiled) -> None:

@@ -417,7 +417,7 @@ profile:
 _REWARDS = FULL.split("\nrewards:\n", 1)[1].split("\nreward_shaping:", 1)[0] + "\n"
 FULL = FULL.replace("@REWARDS@", indent(_REWARDS, "  "))
 """Every supported key but those that others exclude (`train.data_passes`, `rollout.structured`, `rollout.hf.batch_tokens`,
-`models.policy.lora.start_from`, `rollout.keep`, `rollout.over_sample`, `data.curriculum.python` and `options`, `streaming` true,
+`models.policy.lora.start_from`, `rollout.keep`, `rollout.over_sample`, `rollout.partial`, `data.curriculum.python` and `options`, `streaming` true,
 keys of other estimators than gae, keys of a teacher's server),
 each with a value that is not its default where it has another."""
 

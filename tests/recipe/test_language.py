@@ -208,6 +208,7 @@ ADDED = {
     )),
     *(f"rollout.dynamic.{key}" for key in ("max_extra_rollouts", "range", "metric")),
     *(f"rollout.over_sample{key}" for key in ("", ".factor", ".slice_tokens")),
+    *(f"rollout.partial{key}" for key in ("", ".budget_tokens")),
     *(f"rollout.keep{key}" for key in ("", ".best", ".worst")),
     *(f"rollout.replay{key}" for key in ("", ".after_steps", ".times", ".share", ".max_waiting", ".below")),
     *(f"data.curriculum{key}" for key in ("", ".kind", ".range", ".share", ".metric", ".pass_mark", ".memory", ".python", ".options")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,3 +142,36 @@ def test_what_shapes_the_samples(kit: SimpleNamespace) -> None:
     assert len({made.trace.ids for made in sample(kit, top_k=1)}) == 1 == len({made.trace.ids for made in sample(kit, min_p=0.999)})
     formed = sample(kit, structured={"regex": "[0-9]{3}"})
     assert all(len(made.text) == 3 and made.text.isdecimal() and made.finish is FinishReason.STOP for made in formed)
+
+
+def in_two(kit: SimpleNamespace, cut: int, samples: int, **changes: Any) -> list[Completion]:
+    """Up to `cut`, and what has not ended on to its end in a second call."""
+    first = sample(kit, samples, max_new_tokens=cut, **changes)
+    settings = SamplingSettings(**{"max_new_tokens": 24, "seed": 0, **changes})
+    open_ones = {made.sample: made.trace for made in first if made.finish is FinishReason.LENGTH}
+    rest = kit.sampler.generate([Request(prompt=first[0].prompt, samples=tuple(open_ones), partial=open_ones)], settings)
+    return sorted([*rest, *(made for made in first if made.sample not in open_ones)], key=lambda made: made.sample)
+
+
+def test_an_interrupted_answer_goes_on(kit: SimpleNamespace) -> None:
+    """Greedy, it is the one that was not interrupted, stop strings across the cut included; sampled, its log-probs are the trainer's."""
+    kit.sampler.load(weights(kit), 1)
+    (whole,) = sample(kit, 1, temperature=0.0, ignore_eos=True)
+    pieces = [kit.tokenizer.decode([token]) for token in whole.trace.ids]
+    stop = next(left[-1] + right[0] for left, right in pairwise(pieces[2:]) if left and right)
+    stopped = sample(kit, 1, temperature=0.0, ignore_eos=True, stop=(stop,))[0]
+    assert stopped.finish is FinishReason.STOP
+    for cut in range(1, len(stopped.trace.ids) + 1):
+        assert in_two(kit, cut, 1, temperature=0.0, ignore_eos=True)[0].trace.ids == whole.trace.ids
+        assert in_two(kit, cut, 1, temperature=0.0, ignore_eos=True, stop=(stop,))[0].trace.ids == stopped.trace.ids
+    for made in in_two(kit, 5, 16, logprobs=True):
+        assert made.trace.logprobs is not None
+        assert torch.allclose(torch.tensor(made.trace.logprobs), trainers_logprobs(kit, made), atol=1e-4)
+
+
+def test_requests_have_limits_of_their_own(kit: SimpleNamespace) -> None:
+    kit.sampler.load(weights(kit), 1)
+    prompt = Prompt(draw=0, row=0, row_id="t:0", source="t", label="l", text="", token_ids=QUESTION)
+    requests = [Request(prompt=prompt, samples=(0,), limit=3), Request(prompt=prompt, samples=(1,), limit=9), Request(prompt=prompt, samples=(2,))]
+    settings = SamplingSettings(max_new_tokens=12, min_new_tokens=6, seed=0, ignore_eos=True)
+    assert {made.sample: len(made.trace.ids) for made in kit.sampler.generate(requests, settings)} == {0: 3, 1: 9, 2: 12}
