@@ -214,7 +214,7 @@ THOUSANDTHS = st.integers(-3000, 3000).map(lambda value: value / 1000)
 @st.composite
 def steps(draw: st.DrawFn) -> list[Answer]:
     found = []
-    for _ in range(draw(st.integers(1, 10))):
+    for _ in range(draw(st.integers(1, 12))):
         length = draw(st.integers(0, 4))
 
         def vector(numbers: Any, size: int = length) -> tuple[float, ...]:
@@ -245,7 +245,7 @@ def close(found: torch.Tensor, expected: Sequence[float]) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(answers=steps())
 def test_the_same_as_its_formula_in_plain_python(name: str, options: Mapping[str, Any], answers: list[Answer]) -> None:
     close(run(name, answers, options), REFERENCES[name](answers, **options))
