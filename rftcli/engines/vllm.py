@@ -16,7 +16,6 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -25,28 +24,16 @@ import numpy as np
 import torch
 
 from rftcli.engines import vllm_settings, vllm_weights
-from rftcli.engines.finish import StopRule, completion, is_greedy, stop_rule
+from rftcli.engines.finish import StopRule, is_greedy, stop_rule
+from rftcli.engines.vllm_rows import REASONS, Row, completed, refuse_empty, row_of
 from rftcli.errors import MachineError, RftError, UsageError
 from rftcli.protocols import Weights, World
-from rftcli.types import Completion, FinishReason, Request, SamplingSettings
+from rftcli.types import Completion, Request, SamplingSettings
 
-REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 QUIET = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.model_executor.model_loader.reload.inplace")
 """They warn at every push of layers without weights of their own: rotary tables, a head that shares the embedding's."""
 FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
 """Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """One sample as the engine needs it. `request` None: it is another rank's of the same engine."""
-
-    prefix: tuple[int, ...]
-    """Prompt and what an earlier rollout has sampled."""
-    draw: int
-    sample: int
-    done: int
-    request: Request | None = None
 
 
 class VLLMSampler:
@@ -94,20 +81,18 @@ class VLLMSampler:
         Raises RftError for an engine without the trainer's newest weights, UsageError for an empty prompt and for what vLLM cannot do.
         """
         version = self._current()
-        for request in requests:
-            if not request.prompt.token_ids:
-                raise UsageError(f"prompt {request.prompt.row_id} has no tokens", hint="every row needs a prompt of at least one token")
+        refuse_empty(requests)
         rule = stop_rule(settings, self._eos_ids, self._decode)
-        mine: list[_Row] = []
+        mine: list[Row] = []
         for request in requests:
             for sample in request.samples:
-                row = _row(request, sample)
+                row = row_of(request, sample)
                 earlier = row.prefix[len(request.prompt.token_ids) :]
                 finish = rule.finished(earlier)
                 if finish is None:
                     mine.append(row)
                 else:
-                    yield self._completed(row, (), None, finish, settings, version)
+                    yield completed(row, (), None, finish, settings, version, self._decode)
         rows = self._united(mine)
         if rows:
             self._wake()
@@ -153,19 +138,19 @@ class VLLMSampler:
             self._llm.wake_up(tags=[tag])
         self._asleep -= set(due)
 
-    def _united(self, mine: Sequence[_Row]) -> list[_Row]:
+    def _united(self, mine: Sequence[Row]) -> list[Row]:
         """The rows of all ranks of this engine, in rank order; the others' without their requests. Collective where engines are shared."""
         if self._together == 1:
             return list(mine)
         told = self._world.gather([(row.prefix, row.draw, row.sample, row.done) for row in mine])
         first = self._world.rank // self._together * self._together
-        rows: list[_Row] = []
+        rows: list[Row] = []
         for rank in range(first, first + self._together):
-            others = [_Row(prefix=prefix, draw=draw, sample=sample, done=done) for prefix, draw, sample, done in told[rank]]
+            others = [Row(prefix=prefix, draw=draw, sample=sample, done=done) for prefix, draw, sample, done in told[rank]]
             rows += mine if rank == self._world.rank else others
         return rows
 
-    def _run(self, rows: Sequence[_Row], settings: SamplingSettings, rule: StopRule, version: int) -> Iterator[Completion]:
+    def _run(self, rows: Sequence[Row], settings: SamplingSettings, rule: StopRule, version: int) -> Iterator[Completion]:
         engine, waiting = self._llm.llm_engine, {}
         shared = vllm_settings.arguments(settings, self._eos_ids, self._tokenizer, self._fields)
         try:
@@ -194,30 +179,12 @@ class VLLMSampler:
                     if finish is None:
                         raise RftError(f"vLLM ended a completion with `{made.finish_reason}`", hint="its log above says why")
                     logprobs = _sampled(made, greedy=is_greedy(row.sample, settings)) if settings.logprobs else None
-                    yield self._completed(row, tuple(made.token_ids), logprobs, finish, settings, version)
+                    yield completed(row, tuple(made.token_ids), logprobs, finish, settings, version, self._decode)
             if waiting:
                 raise RftError(f"vLLM lost {len(waiting)} completions")
         finally:
             if waiting:
                 engine.abort_request(list(waiting))
-
-    def _completed(
-        self, row: _Row, new: tuple[int, ...], logprobs: tuple[float, ...] | None, finish: FinishReason, settings: SamplingSettings, version: int
-    ) -> Completion:
-        request = row.request
-        assert request is not None
-        earlier = request.partial.get(row.sample)
-        before = () if earlier is None else earlier.logprobs
-        known = settings.logprobs and before is not None and (logprobs is not None or not new)
-        return completion(
-            request,
-            row.sample,
-            ids=(*row.prefix[len(request.prompt.token_ids) :], *new),
-            logprobs=(*before, *(logprobs or ())) if known else None,
-            finish=finish,
-            version=version,
-            decode=self._decode,
-        )
 
 
 def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Callable[..., Any], tuple[str, ...], bool]:
@@ -263,12 +230,6 @@ def _graphs(most: int) -> dict[str, Any]:
 
 def _runner_module(worker: Any) -> str:
     return type(worker.model_runner).__module__
-
-
-def _row(request: Request, sample: int) -> _Row:
-    earlier = request.partial.get(sample)
-    ids = () if earlier is None else tuple(earlier.ids)
-    return _Row(prefix=(*request.prompt.token_ids, *ids), draw=request.prompt.draw, sample=sample, done=len(ids), request=request)
 
 
 def _form(structured: Mapping[str, Any]) -> Any:

@@ -23,8 +23,9 @@ def needs_tokenizer(*, stop: Sequence[str], bad_words: Sequence[str], structured
     return bool(stop or bad_words or structured)
 
 
-def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any, fields: Collection[str]) -> dict[str, Any]:
-    """Arguments that all rows of a call share. `fields`: the names that this vLLM's `SamplingParams` has.
+def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any, fields: Collection[str] | None) -> dict[str, Any]:
+    """Arguments that all rows of a call share. `fields`: the names that this vLLM's `SamplingParams` has; None: it
+    runs in another process, which refuses what it does not know.
 
     Raises UsageError for what it cannot do, and for words that the tokenizer cannot spell.
     """
@@ -53,6 +54,8 @@ def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any
         "logprobs": 0 if settings.logprobs else None,
     }
     optional = {"flat_logprobs": settings.logprobs, "skip_clone": True}
+    if fields is None:
+        return found
     found |= {name: value for name, value in optional.items() if name in fields}
     unknown = sorted(set(found) - set(fields))
     if unknown:
