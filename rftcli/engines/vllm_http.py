@@ -109,6 +109,8 @@ class Wire:
             asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result(timeout=5)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     # completions
 

@@ -237,7 +237,8 @@ def read(reply: Any, settings: SamplingSettings, *, greedy: bool) -> tuple[tuple
         told = choice["logprobs"]
         found = tuple(float(value) for value in (told["token_logprobs"] if "token_logprobs" in told else (one["logprob"] for one in told["content"])))
     except (KeyError, TypeError, ValueError) as error:
-        raise RftError(f"a vLLM server's reply cannot be read: {type(error).__name__} {error}", hint="vLLM 0.22 and later return token ids") from error
+        message = f"a vLLM server's reply cannot be read: {type(error).__name__} {error}"
+        raise RftError(message, hint="vLLM 0.22 and later return token ids") from error
     if len(found) != len(ids):
         raise RftError(f"a vLLM server told {len(found)} log-probs for {len(ids)} tokens")
     return ids, found, reason

@@ -123,7 +123,7 @@ def held_by(engine: nn.Module) -> Sums:
             whole = parameter
             if name == "weight" and hasattr(module, "cpu_linear"):
                 whole = parameter if parameter.numel() else _read_back(module, parameter)
-            held.add(f"{prefix}.{name}", whole)
+            held.add(f"{prefix}.{name}" if prefix else name, whole)
         if hasattr(module, "cpu_linear") and module.weight.numel() and not _is_embedding(module):
             packed, weight = _read_back(module, module.weight), module.weight
             if not torch.equal(packed, weight):

@@ -18,6 +18,7 @@ import torch
 
 from rftcli.engines.vllm_stream import from_folder, from_group, from_socket, received
 from rftcli.engines.vllm_weights import derives, fused_layers, held_by, take
+from rftcli.errors import RftError
 
 FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
 """Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
@@ -98,4 +99,4 @@ def told_back(work: Any) -> dict[str, Any]:
         return dict(work())
     except Exception as error:  # of vLLM, torch or the system: whatever it is, the trainer has to hear it
         logging.getLogger("rft").exception("weights did not arrive")
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": error.message if isinstance(error, RftError) else f"{type(error).__name__}: {error}"}
