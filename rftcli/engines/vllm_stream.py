@@ -226,7 +226,7 @@ def from_socket(path: str, device: torch.device, kept: dict[str, Any], seconds: 
             try:
                 if kept.get("handle") != handle:
                     kept.update(handle=handle, flat=_opened(handle, device))
-            except (RuntimeError, OSError) as error:
+            except Exception as error:  # torch refuses a handle with errors of many kinds; the sender knows another way
                 write_frame(peer, f"{type(error).__name__}: {error}")
                 continue
             yield header, kept["flat"][:used]

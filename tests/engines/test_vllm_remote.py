@@ -26,6 +26,8 @@ from rftcli.runtime.world import SoloWorld
 from rftcli.types import FinishReason, SamplingSettings, TokenTrace
 
 CPU = torch.device("cpu")
+NO_GPU = (torch.Tensor, (1,), (1,), 0, torch.UntypedStorage, torch.uint8, 0, b"", 8, 0, False, b"", 0, b"", False)
+"""What describes a buffer on a GPU, of one that is not there."""
 
 
 def settings(**changes) -> SamplingSettings:
@@ -373,7 +375,7 @@ def test_where_the_other_side_cannot_open_a_gpu_buffer_weights_go_through_memory
     told = []
     way = SocketWay(CPU, 10, told.append)
     way._ipc = True
-    way._flat, way._handle = torch.empty(1 << 20, dtype=torch.uint8), ("ipc", ("no", "such", "handle"))
+    way._flat, way._handle = torch.empty(1 << 20, dtype=torch.uint8), ("ipc", NO_GPU)
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(lambda: dict(received(from_socket(way.path, CPU, {}, 10), copies=True)))
         way.meet(lambda: None)

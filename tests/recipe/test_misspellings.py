@@ -66,6 +66,10 @@ EXCLUDED_BY_OTHERS = {
     *(("algorithm", "loss", "correction", key) for key in ("kind", "level", "cap", "band", "gate", "bound", "batch_normalise", "reject")),
     *(("algorithm", "loss", "correction", "reject", key) for key in ("by", "band", "bound")),
     *(("algorithm", "advantage", key) for key in ("min_std", "passk_std", "baseline", "python", "options")),
+    *(("rollout", "vllm", "server", key) for key in (
+        "urls", "start", "weights", "folder", "timeout_seconds", "ready_seconds", "retries", "headers_env",
+    )),
+    *(("rollout", "vllm", "server", "start", key) for key in ("servers", "gpus", "command")),
     *(("models", "teacher", key) for key in ("server", "api", "served_model", "timeout_seconds", "retries", "concurrency", "headers_env")),
 }
 """Keys that do not go together with what stands in the full recipe."""
