@@ -102,7 +102,8 @@ def make_apart(
     engines = _agreed(world, lambda: _begun(place, run, defaults))
     try:
         _told_where(place, engines)
-        told = _agreed(world, lambda: _looked_at(place, engines, run))
+        told = _agreed(world, lambda: _looked_at(place, engines, run) if engines.leads else [])
+        told = _agreed(world, lambda: told or _looked_at(place, engines, run))  # who started a server knows first that it has ended
         way = _agreed(world, lambda: _way(place, engines))
     except BaseException:
         engines.wire.close()
@@ -165,7 +166,7 @@ def _told_where(place: Place, engines: Engines) -> None:
 
 
 def _looked_at(place: Place, engines: Engines, run: str) -> list[str]:
-    """Every rank waits for its own servers and looks at them."""
+    """Waits for this rank's servers and looks at them."""
     vllm, told = place.vllm, []
     seconds = BESIDE_SECONDS if vllm.server is None else vllm.server.ready_seconds
     started = vllm.server is None or vllm.server.start is not None
