@@ -70,7 +70,7 @@ class FakeVLLM:
     first. `extension`, `dev`, `generates`: what the server offers."""
 
     def __init__(
-        self, *, workers: int = 1, extension: bool = True, dev: bool = True, generates: bool = False, name: str = "fake",
+        self, *, workers: int = 1, extension: bool = True, dev: bool = True, generates: bool = False, name: str = "fake", port: int = 0,
         script: Callable[[dict[str, Any], int], Any] | None = None, **facts: Any,
     ) -> None:  # fmt: skip
         self.workers = [FakeWorker(rank, workers, facts) for rank in range(workers)]
@@ -93,7 +93,7 @@ class FakeVLLM:
             for path in ("/sleep", "/wake_up"):
                 app.post(path)(self._noted)
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, lifespan="off"))
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
 

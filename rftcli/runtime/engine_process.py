@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -81,11 +82,15 @@ def telling_line(log: Path) -> str:
     return redacted_text(found[-SHOWN:])
 
 
-def environment(base: Mapping[str, str], more: Mapping[str, str], devices: Sequence[str] | None) -> dict[str, str]:
-    """Of a server: a rank's own, without its place among the ranks. `devices`: the GPUs that it sees; None: as the rank."""
+def environment(base: Mapping[str, str], more: Mapping[str, str], devices: Sequence[str] | None, *, own: bool = True) -> dict[str, str]:
+    """Of a server: a rank's own, without its place among the ranks. `devices`: the GPUs that it sees; None: as the rank. Not `own`: it may be another
+    Python's, which has to find its own packages."""
     found = {name: value for name, value in base.items() if name not in ELSEWHERE}
     found |= {name: value for name, value in more.items() if name not in base} | ALWAYS
     found.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # of engines inside a rank
+    if not own:
+        paths = [path for path in found.get("PYTHONPATH", "").split(os.pathsep) if path and not (Path(path) / "torch").is_dir()]
+        found["PYTHONPATH"] = os.pathsep.join(paths)
     if devices is not None:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return found

@@ -49,6 +49,8 @@ class Place:
     emit: Emitter
     folder: str
     """What an engine reads its configuration from."""
+    own_command: tuple[str, ...] = OWN_COMMAND
+    """Starts an engine where the recipe names no command."""
 
     @property
     def vllm(self) -> VllmPlan:
@@ -244,8 +246,9 @@ def _start_apart(place: Place, server: ServerPlan, number: int, run: str, defaul
     host = socket.gethostname() if several else "127.0.0.1"
     more = {} if place.vllm.memory_share is None else {"gpu_memory_utilization": place.vllm.memory_share}
     log = place.attempt.logs / f"vllm_{number}.log"
-    command = start.command or OWN_COMMAND
-    return _start(place, command, log, host, "0.0.0.0" if several else host, number, run, environment(os.environ, defaults, devices), more)
+    command = start.command or place.own_command
+    env = environment(os.environ, defaults, devices, own=not start.command)
+    return _start(place, command, log, host, "0.0.0.0" if several else host, number, run, env, more)
 
 
 def _start_beside(place: Place, run: str, defaults: dict[str, str]) -> tuple[Server, EngineProcess]:
@@ -257,14 +260,15 @@ def _start_beside(place: Place, run: str, defaults: dict[str, str]) -> tuple[Ser
         share = min(place.vllm.memory_share or 1.0, int(free / total * 100) / 100 - LEAST_FREE_SHARE)
         more["gpu_memory_utilization"] = max(LEAST_FREE_SHARE, share)
     log = place.attempt.logs / f"vllm_rank_{place.world.rank}.log"
-    return _start(place, OWN_COMMAND, log, "127.0.0.1", "127.0.0.1", place.world.rank, run, environment(os.environ, defaults, devices), more)
+    env = environment(os.environ, defaults, devices)
+    return _start(place, place.own_command, log, "127.0.0.1", "127.0.0.1", place.world.rank, run, env, more)
 
 
 def _start(
     place: Place, command: Sequence[str], log: Path, host: str, bind: str, number: int, run: str, env: dict[str, str], more: dict[str, Any]
 ) -> tuple[Server, EngineProcess]:
     port = HeldPort(bind)
-    words = [*command, *serve_words(place, command == OWN_COMMAND, run, number, more), "--host", bind, "--port", str(port.number)]
+    words = [*command, *serve_words(place, command == place.own_command, run, number, more), "--host", bind, "--port", str(port.number)]
     process = EngineProcess(words, env, log, port)
     return Server(url=f"http://{host}:{port.number}", last_words=process.last_words), process
 
