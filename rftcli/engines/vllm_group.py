@@ -32,7 +32,7 @@ class Group:
     """Member `rank` of `size`. Opens when the others do; RftError where NCCL is wanted and not there."""
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device, seconds: float) -> None:
-        self.device, self._seconds, self._store = device, seconds, store
+        self.device, self._rank, self._seconds, self._store = device, rank, seconds, store
         limit = timedelta(seconds=seconds)
         if device.type == "cuda":
             if not dist.is_nccl_available():
@@ -47,12 +47,22 @@ class Group:
         """From rank 0 to all, in place. `alive` raises when the others will not come; RftError after the time limit."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        work = self._group.broadcast([tensor], options)
-        end = time.monotonic() + self._seconds
-        while not work.is_completed():
+        try:
+            work = self._group.broadcast([tensor], options)
+            end = time.monotonic() + self._seconds
+            while not work.is_completed():
+                alive()
+                if time.monotonic() > end:
+                    raise RftError(f"the other side took no weights for {self._seconds:g} s")
+                time.sleep(POLL_SECONDS)
+            work.wait()
+        except RuntimeError as error:  # torch's, of a peer that is gone or a network that does not reach it
             alive()
-            if time.monotonic() > end:
-                raise RftError(f"the other side took no weights for {self._seconds:g} s")
-            time.sleep(POLL_SECONDS)
-        work.wait()
+            raise RftError(f"weights could not be broadcast: {str(error).splitlines()[0]}", hint="`rollout.vllm.server.weights: files`") from error
         return tensor
+
+    def prove(self) -> None:
+        """One number from rank 0 to all: NCCL connects at the first use, and its failures belong to the start of a run."""
+        told = self.broadcast(torch.ones(1, device=self.device) if self._rank == 0 else torch.zeros(1, device=self.device))
+        if told.item() != 1.0:
+            raise RftError("a group for weights hands on other numbers than it was given", hint="`rollout.vllm.server.weights: files`")

@@ -74,6 +74,7 @@ class Wire:
         self.timeout_seconds, self._retries, self._pause = timeout_seconds, retries, pause_seconds
         self._headers = dict(headers or {})
         self._clients: dict[bool, httpx.AsyncClient] = {}
+        self._controls = {local: httpx.Client(headers=self._headers, trust_env=not local) for local in (False, True)}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-requests", daemon=True)
         self._thread.start()
@@ -86,11 +87,10 @@ class Wire:
         limit = self.timeout_seconds if seconds is None else seconds
         try:
             limits = httpx.Timeout(limit, connect=min(limit, CONNECT_SECONDS))
-            with httpx.Client(timeout=limits, headers=self._headers, trust_env=not is_local(server.url)) as client:
-                return client.request(method, server.url + path, json=body)
+            return self._controls[is_local(server.url)].request(method, server.url + path, json=body, timeout=limits)
         except httpx.TimeoutException as error:
             raise RftError(f"{server.shown} gave no reply to {path} within {limit:g} s{_words(server)}", hint=_hung()) from error
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:  # the last: of a client that was closed
             raise gone(server, error) from error
 
     def rpc(self, server: Server, method: str, told: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -105,6 +105,8 @@ class Wire:
     def close(self) -> None:
         """Requests under way are given up."""
         self._calls.shutdown(wait=False, cancel_futures=True)
+        for client in self._controls.values():
+            client.close()
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result(timeout=5)
         self._loop.call_soon_threadsafe(self._loop.stop)

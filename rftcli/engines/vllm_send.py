@@ -67,7 +67,8 @@ class GroupPush:
         joining = [wire.rpc_later(server, "rft_join", one) for server, one in zip(servers, asked, strict=True)]
         try:
             self._group = Group(self._store, 0, size, device, seconds)
-        except RuntimeError as error:  # the others did not come: theirs says more, where there is one
+            self._group.prove()
+        except (RuntimeError, RftError) as error:  # the others did not come: theirs says more, where there is one
             collected(wire, joining)
             raise RftError(f"no group for weights with the vLLM servers: {error}", hint="`rollout.vllm.server.weights: files`") from error
         collected(wire, joining)

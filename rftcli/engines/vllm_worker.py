@@ -57,6 +57,7 @@ class RftWorker:
         def work() -> dict[str, Any]:
             store = find_store(asked["host"], asked["port"], asked["seconds"])
             worker.rft_group = Group(store, asked["first"] + worker.rank, asked["size"], torch.device(worker.device), asked["seconds"])
+            worker.rft_group.prove()
             return {}
 
         return told_back(work)

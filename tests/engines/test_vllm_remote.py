@@ -299,7 +299,7 @@ def test_a_server_that_runs_the_model_otherwise_is_refused() -> None:
 def test_waiting_for_a_server_ends(tmp_path) -> None:
     wire = Wire(timeout_seconds=1)
     try:
-        with pytest.raises(RftError, match="not ready after 0.2 s"):
+        with pytest.raises(RftError, match=r"not ready after 0\.2 s"):
             wait_for(wire, Server(url="http://127.0.0.1:9"), 0.2)
         with pytest.raises(RftError, match="did not start: it ended with code 1"):
             wait_for(wire, Server(url="http://127.0.0.1:9", last_words=lambda: "it ended with code 1"), 60)
@@ -391,8 +391,19 @@ def test_a_folder_that_is_not_seen_from_there(tmp_path) -> None:
 
 
 def test_a_member_that_does_not_come_is_no_hang() -> None:
-    with pytest.raises(RuntimeError, match="(?i)time"):
-        Group(open_store("127.0.0.1", 1), 0, 2, CPU, 1.0)
+    with pytest.raises((RuntimeError, RftError), match=r"(?i)time"):
+        Group(open_store("127.0.0.1", 1), 0, 2, CPU, 1.0).prove()
+
+
+def test_a_server_that_cannot_join_the_group_is_told_by_name() -> None:
+    with FakeVLLM() as fake:
+        wire = Wire(timeout_seconds=2.0)
+        fake.workers[0].rank = 5  # of a group of two
+        try:
+            with pytest.raises(RftError, match=rf"{fake.url}"):
+                GroupPush(wire, [Server(url=fake.url)], "127.0.0.1", CPU)
+        finally:
+            wire.close()
 
 
 def test_answers_of_a_worker_are_plain_data() -> None:
