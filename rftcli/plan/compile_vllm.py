@@ -28,6 +28,8 @@ UNKNOWN_SHARE = 0.4
 """Of a GPU for the engine where the model's size is not known before it is loaded."""
 CPU_CACHE_SHARE = 0.25
 """Of a rank's part of the machine's memory, at most, for the cache on a CPU."""
+SECOND_CONTEXT_BYTES = 0.75 * memory.GIB
+"""Of a GPU that a second process takes before it holds a number: an engine beside its rank has a context of its own."""
 HOST_SHARE = 0.4
 """Of the machine's memory that the weights of sleeping engines may take; above it they are given up and pushed anew."""
 
@@ -88,6 +90,7 @@ def _vllm(
     notes += [] if note is None else [note]
     if vllm.server is not None:
         vllm = apart(vllm, recipe, facts, world, problems, notes)
+        notes.append(_reproducible(vllm, world))
         return replace(plan, engine="vllm", shares_weights=False, options={}, vllm=replace(vllm, sleep=0))
     vllm = _with_memory(vllm, recipe, facts, world, policy, learner, batch, reference, critic, problems, notes)
     notes.append(_reproducible(vllm, world))
@@ -195,7 +198,8 @@ def _with_memory(
     working = engine_memory.activations(
         positions=positions, hidden=hidden, layers=layers, number_bytes=number, checkpointing=policy.gradient_checkpointing
     )
-    division = engine_memory.divide(machine.gpu_memory_gib * memory.GIB, state, working, wanted, share=share, sleeps=sleeps)
+    whole_device = machine.gpu_memory_gib * memory.GIB - (SECOND_CONTEXT_BYTES if vllm.process == "beside" else 0)
+    division = engine_memory.divide(whole_device, state, working, wanted, share=share, sleeps=sleeps)
     if not division.fits:
         problems.append(
             PlanProblem(

@@ -81,3 +81,11 @@ def test_auto_stays_inside_and_says_what_to_measure(compiled: Compiled) -> None:
     assert plan.rollout.vllm is not None and plan.rollout.vllm.process == "inside"
     assert any(note.startswith("rollout.vllm.process inside") and "measure it" in note for note in plan.notes)
     assert not any(note.startswith("rollout.vllm.process") for note in compiled("rollout={engine: vllm, vllm: {process: inside}}").notes)
+
+
+def test_an_engine_beside_its_rank_pays_for_a_context_of_its_own(compiled: Compiled, gpus: MachineFacts) -> None:
+    tight = {"parameters": 1_500_000_000, "layers": 28, "hidden": 1536, "vocabulary": 151936, "key_width": 256, "max_positions": 32768}
+    small = replace(gpus, gpus=1, gpu_memory_gib=40.0, vllm=True)
+    cache = [compiled(f"rollout={{engine: vllm, vllm: {{process: {where}, max_sequences: 1024}}}}", machine=small, **tight).rollout.vllm.cache_bytes
+             for where in ("inside", "beside")]  # fmt: skip
+    assert cache[0] - cache[1] == pytest.approx(0.75 * 2**30, rel=0.2)
