@@ -7,7 +7,8 @@ Token ids go in and come out; text is the tokenizer's, as in the other engines. 
 computed once and found in the prefix cache by the others.
 
 Promise: the key (seed, draw, sample) decides the noise where rows have seeds of their own (`seeded`). The last bits of scores depend on what is
-decoded together, so samples are not promised to repeat. What it leaves out: servers, and starting the engine (`start`) at the right moment.
+decoded together, so samples are not promised to repeat. What it leaves out: engines in other processes (`vllm_remote`), and starting
+the engine (`start`) at the right moment.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ from rftcli.types import Completion, Request, SamplingSettings
 
 QUIET = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.model_executor.model_loader.reload.inplace")
 """They warn at every push of layers without weights of their own: rotary tables, a head that shares the embedding's."""
-FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
-"""Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
 
 
 class VLLMSampler:
@@ -195,6 +194,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
     """
     try:
         from vllm import LLM, SamplingParams
+        from vllm.config import CompilationConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind
     except ImportError as error:
@@ -205,7 +205,9 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
         raise UsageError(f"rollout.vllm.options: this version of vLLM has no argument `{unknown[0]}`")
     asked = {name: value for name, value in arguments.items() if name in known} | dict(options)
     if "graphs_up_to" in arguments:
-        asked["compilation_config"] = _graphs(arguments["graphs_up_to"]) | dict(options.get("compilation_config", {}))
+        one_number = "max_cudagraph_capture_size" in CompilationConfig.__dataclass_fields__
+        graphs = vllm_settings.graphs(arguments["graphs_up_to"], one_number=one_number)
+        asked["compilation_config"] = graphs | dict(options.get("compilation_config", {}))
     with _own_randomness(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")):
         try:
             llm = LLM(folder, **asked)
@@ -216,16 +218,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
         logging.getLogger(name).setLevel(logging.ERROR)
     runner = llm.collective_rpc(_runner_module)[0]
     params = partial(SamplingParams, output_kind=RequestOutputKind.FINAL_ONLY)
-    return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(FREE_SEEDS)
-
-
-def _graphs(most: int) -> dict[str, Any]:
-    """Graphs for every number of rows up to `most`: by default vLLM stops at 512, and larger batches run without."""
-    from vllm.config import CompilationConfig
-
-    if "max_cudagraph_capture_size" in CompilationConfig.__dataclass_fields__:
-        return {"max_cudagraph_capture_size": most}
-    return {"cudagraph_capture_sizes": [1, 2, 4, *range(8, min(most, 256) + 1, 8), *range(272, most + 1, 16)]}
+    return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(vllm_settings.FREE_SEEDS)
 
 
 def _runner_module(worker: Any) -> str:

@@ -13,6 +13,8 @@ import os
 import sys
 from typing import Any
 
+from rftcli.engines.vllm_settings import graphs
+
 FRONTENDS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
 """Where the server's own arguments are declared: the newer place, and the older one."""
 SERVERS = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
@@ -25,10 +27,7 @@ def arguments(given: list[str], *, scale_out: bool, graph_size: bool) -> list[st
     found = list(given)
     if GRAPHS in found:
         at = found.index(GRAPHS)
-        most = int(found[at + 1])
-        sizes = [1, 2, 4, *range(8, min(most, 256) + 1, 8), *range(272, most + 1, 16)]
-        graphs = {"max_cudagraph_capture_size": most} if graph_size else {"cudagraph_capture_sizes": sizes}
-        found[at : at + 2] = ["--compilation-config", json.dumps(graphs)]
+        found[at : at + 2] = ["--compilation-config", json.dumps(graphs(int(found[at + 1]), one_number=graph_size))]
     return [*found, "--enable-scale-out"] if scale_out else found
 
 

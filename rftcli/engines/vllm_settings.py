@@ -14,6 +14,8 @@ from rftcli.engines.words import banned_sequences, bias_ids
 from rftcli.errors import UsageError
 from rftcli.types import SamplingSettings
 
+FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
+"""Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
 SEED_BITS = 63
 """vLLM's seeds are signed 64-bit numbers."""
 
@@ -83,3 +85,11 @@ def row_seed(seed: int, draw: int, sample: int, done: int = 0) -> int:
 def rollout_seed(seed: int, draws: Sequence[int]) -> int:
     """For an engine's own generator: a function of what is sampled, so that a resumed run does not repeat its first noise."""
     return key64("vllm rollout", seed, *draws) >> (64 - SEED_BITS)
+
+
+def graphs(most: int, *, one_number: bool) -> dict[str, Any]:
+    """Graphs for every number of rows up to `most`: by default vLLM stops at 512, and larger batches run without. `one_number`: this vLLM takes the
+    largest and makes the others itself."""
+    if one_number:
+        return {"max_cudagraph_capture_size": most}
+    return {"cudagraph_capture_sizes": [1, 2, 4, *range(8, min(most, 256) + 1, 8), *range(272, most + 1, 16)]}

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 
+from rftcli.engines.vllm_settings import FREE_SEEDS
 from rftcli.engines.vllm_stream import from_folder, from_group, from_socket, received
 from rftcli.engines.vllm_weights import derives, fused_layers, held_by, take
 from rftcli.errors import RftError
-
-FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
-"""Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
 
 
 class RftWorker:

@@ -62,8 +62,12 @@ class EngineProcess:
         how = f"signal {signal.Signals(code - 128).name}" if 128 < code < 128 + signal.NSIG else f"code {code}"
         return f"it ended with {how}; {self.log} says: {telling_line(self.log)}"
 
-    def stop(self) -> None:
+    def ask_to_end(self) -> None:
         self._guard.terminate()
+
+    def stop(self) -> None:
+        """Its end, awaited."""
+        self.ask_to_end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._guard.wait(STOP_SECONDS)
         if self._guard.poll() is None:

@@ -70,6 +70,8 @@ class Engines:
 
     def stop(self) -> None:
         for process in self.processes:
+            process.ask_to_end()  # all at once: each takes its time
+        for process in self.processes:
             process.stop()
 
 

@@ -17,17 +17,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from rftcli.builtin import builtin_path
 from rftcli.engines.vllm_http import Server, Wire
-from rftcli.engines.vllm_offer import EXTENSION, wait_for
+from rftcli.engines.vllm_offer import EXTENSION, look, wait_for
+from rftcli.engines.vllm_remote import RemoteVLLMSampler
+from rftcli.engines.vllm_send import FilesPush
+from rftcli.errors import UsageError
+from rftcli.models.load import load_causal_lm, load_tokenizer
 from rftcli.runtime.engine_process import EngineProcess, HeldPort, environment
 from rftcli.runtime.vllm_apart import OWN_COMMAND
 from rftcli.runtime.vllm_engine import UNLESS_SET
+from rftcli.runtime.world import SoloWorld
+from rftcli.types import Completion, Prompt, Request, SamplingSettings
 
 Rft = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).resolve().parents[2]
 READY_SECONDS = 400.0
+QUESTION = (1, 51, 28, 223, 24, 21, 15, 18, 19, 222, 35, 28)
 SMALL = (
     "--ranks", "2", "--set", "data.eval.held_out.limit=8", "--set", "batch.prompts_per_step=8", "--set", "checkpoint.every=1",
 )  # fmt: skip
@@ -61,6 +69,43 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     finally:
         wire.close()
         process.stop()
+
+
+def test_both_endpoints_give_what_the_trainer_would(tmp_path: Path, server: SimpleNamespace) -> None:
+    """Weights by files; ids, log-probs, ends and forms by `/inference/v1/generate` and by `/v1/completions`, with the same seeds."""
+    path = str(builtin_path("quickstart"))
+    model = load_causal_lm(path, dtype="float32", attention="sdpa", dropout=0.0, options={}, trust_remote_code=False, device="cpu").eval()
+    wire = Wire(timeout_seconds=100)
+    one = Server(url=server.url)
+    look(wire, one)
+    sampler = RemoteVLLMSampler(
+        wire, [one], model, load_tokenizer(path), (2,), push=FilesPush(wire, [one], tmp_path / "w"), leads=True, run="endpoints",
+        world=SoloWorld(), seeded=True, at_once=64, check=True, dtype=torch.float32,
+    )  # fmt: skip
+    sampler.load(((name, parameter.data) for name, parameter in model.named_parameters()), 1)
+    prompt = Prompt(draw=0, row=0, row_id="t:0", source="t", label="l", text="", token_ids=QUESTION)
+
+    def made(generates: bool, samples: int = 8, **changes: Any) -> list[Completion]:
+        one.generates = generates
+        settings = SamplingSettings(**{"max_new_tokens": 24, "seed": 0, "logprobs": True, **changes})
+        found = sampler.generate([Request(prompt=prompt, samples=tuple(range(samples)))], settings)
+        return sorted(found, key=lambda completion: completion.sample)
+
+    assert one.generates, "the newest endpoint is switched on"
+    for changes in ({}, {"stop": ("####",)}, {"logit_bias": {"40": 100.0}}, {"bad_words": ("####",)}, {"structured": {"regex": "[0-9]{3}"}},
+                    {"temperature": 0.0}, {"top_p": 0.9, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1}, {"ignore_eos": True}):  # fmt: skip
+        ids, text = made(True, **changes), made(False, **changes)
+        assert [one.trace.ids for one in ids] == [one.trace.ids for one in text] and [one.finish for one in ids] == [one.finish for one in text]
+        if changes == {}:
+            whole = torch.tensor([[*QUESTION, *ids[0].trace.ids]])
+            with torch.no_grad():
+                scores = model(input_ids=whole).logits[0, len(QUESTION) - 1 : -1].float().log_softmax(-1)
+            own = scores.gather(-1, whole[0, len(QUESTION) :, None])[:, 0]
+            for made_by in (ids[0], text[0]):
+                assert torch.allclose(torch.tensor(made_by.trace.logprobs), own, atol=1e-4)
+    with pytest.raises(UsageError, match=server.url):
+        made(True, top_p=0.9, logit_bias={"999999": 1.0})
+    sampler.close()
 
 
 def of(server: SimpleNamespace, **more: Any) -> tuple[str, ...]:
