@@ -253,4 +253,4 @@ def _words(server: Server) -> str:
 
 
 def _hung() -> str:
-    return "its log says why; a longer `rollout.vllm.server.timeout_seconds` where single completions take that long"
+    return "its log says why; `rollout.vllm.server.timeout_seconds` where every completion takes that long"

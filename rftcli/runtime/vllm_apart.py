@@ -33,7 +33,9 @@ from rftcli.runtime.engine_process import EngineProcess, HeldPort, environment, 
 from rftcli.runtime.rundir import AttemptDir
 
 BESIDE_SECONDS = 600.0
-"""Time limits of an engine beside its rank, which the recipe does not name: to be ready, and to finish anything."""
+"""Time limit of an engine beside its rank, which the recipe does not name: to be ready, to take weights, to finish anything at all."""
+TOKEN_SECONDS = 0.1
+"""Added to it for every token of the longest sequence: a busy engine takes longer than most for one, and nothing may finish before."""
 OWN_COMMAND = (sys.executable, "-m", "rftcli.engines.vllm_serve")
 LEAST_FREE_SHARE = 0.01
 
@@ -153,12 +155,16 @@ def _begun(place: Place, run: str, defaults: dict[str, str]) -> Engines:
     if server is None:
         leads = rank % vllm.tensor_parallel == 0
         own = [_start_beside(place, run, defaults)] if leads else []
-        return Engines(Wire(timeout_seconds=BESIDE_SECONDS), [one for one, _ in own], leads, [process for _, process in own])
+        return Engines(Wire(timeout_seconds=beside_seconds(vllm)), [one for one, _ in own], leads, [process for _, process in own])
     wire = Wire(timeout_seconds=server.timeout_seconds, retries=server.retries, headers=_headers(server))
     if server.start is None:
         return Engines(wire, [Server(url=url) for url in server.urls], rank == 0)
     own = [_start_apart(place, server, number, run, defaults) for number in range(server.start.servers)] if rank == 0 else []
     return Engines(wire, [one for one, _ in own], rank == 0, [process for _, process in own])
+
+
+def beside_seconds(vllm: VllmPlan) -> float:
+    return BESIDE_SECONDS + TOKEN_SECONDS * vllm.max_model_tokens
 
 
 def _told_where(place: Place, engines: Engines) -> None:
@@ -172,7 +178,7 @@ def _told_where(place: Place, engines: Engines) -> None:
 def _looked_at(place: Place, engines: Engines, run: str) -> list[str]:
     """Waits for this rank's servers and looks at them."""
     vllm, told = place.vllm, []
-    seconds = BESIDE_SECONDS if vllm.server is None else vllm.server.ready_seconds
+    seconds = beside_seconds(vllm) if vllm.server is None else vllm.server.ready_seconds
     started = vllm.server is None or vllm.server.start is not None
     for server in engines.servers:
         wait_for(engines.wire, server, seconds)
@@ -196,7 +202,7 @@ def _way(place: Place, engines: Engines) -> Push | SocketWay | None:
     """How this rank hands weights over; None: it does not."""
     server, device = place.vllm.server, place.device
     if server is None:
-        return SocketWay(device, BESIDE_SECONDS, lambda text: place.emit.warn("weights_through_memory", text))
+        return SocketWay(device, beside_seconds(place.vllm), lambda text: place.emit.warn("weights_through_memory", text))
     if place.world.rank != 0:
         return None
     on_gpus = device.type == "cuda" and all(one.facts["device"] == "cuda" for one in engines.servers)
