@@ -50,7 +50,7 @@ class Fused(nn.Module):
 
 class FakeWorker(RftWorker):
     def __init__(self, rank: int, size: int, facts: dict[str, Any]) -> None:
-        self.rank, self.device, self.model = rank, torch.device("cpu"), Fused()
+        self.rank, self.device, self.model = rank, torch.device(facts.get("device", "cpu")), Fused()
         model = SimpleNamespace(
             dtype=facts.get("dtype", torch.float32), max_model_len=facts.get("max_model_len", 64), quantization=facts.get("quantization"),
             logprobs_mode=facts.get("logprobs_mode", "processed_logprobs"),

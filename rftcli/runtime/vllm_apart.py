@@ -209,8 +209,15 @@ def _way(place: Place, engines: Engines) -> Push | SocketWay | None:
     if server.weights == "nccl" and not on_gpus and (device.type == "cuda" or any(one.facts["device"] == "cuda" for one in engines.servers)):
         raise UsageError("rollout.vllm.server.weights nccl needs GPUs on both sides, or on neither", hint="`files`, or `auto`")
     if server.weights == "nccl" or (server.weights == "auto" and on_gpus):
-        place.emit.log("vllm: weights are broadcast")
-        return GroupPush(engines.wire, engines.servers, _this_host(engines.servers), device)
+        try:
+            push = GroupPush(engines.wire, engines.servers, _this_host(engines.servers), device)
+        except RftError as error:
+            if server.weights == "nccl":
+                raise
+            place.emit.warn("weights_by_files", f"weights cannot be broadcast to the servers, they go by files: {error.message}")
+        else:
+            place.emit.log("vllm: weights are broadcast")
+            return push
     folder = Path(server.folder) / place.attempt.run.path.name if server.folder is not None else place.attempt.path / "weights"
     place.emit.log(f"vllm: weights go through {folder}")
     return FilesPush(engines.wire, engines.servers, folder.absolute())

@@ -62,10 +62,10 @@ def made(tmp_path, monkeypatch):
     attempt.create()
     logged: list[str] = []
 
-    def make(plan: Plan, world, folder: str = "some/folder"):
+    def make(plan: Plan, world, folder: str = "some/folder", device: str = "cpu"):
         emit = SimpleNamespace(log=logged.append, warn=lambda code, text: logged.append(f"{code}: {text}"))
         place = Place(
-            plan=plan, world=world, device=torch.device("cpu"), attempt=attempt, emit=emit, folder=folder, own_command=tuple(COMMAND)
+            plan=plan, world=world, device=torch.device(device), attempt=attempt, emit=emit, folder=folder, own_command=tuple(COMMAND)
         )  # fmt: skip
         return make_apart(place, nn.Module(), Words(), (2,), vllm_engine.UNLESS_SET, None)
 
@@ -140,6 +140,19 @@ def test_a_server_is_looked_at_before_models_are_loaded(made) -> None:
     with pytest.raises(MachineError, match="`NOT_SET_ANYWHERE` is not set"):
         check_servers(plan, SoloWorld())
     check_servers(plan_of(), SoloWorld())
+
+
+def test_where_no_broadcast_is_possible_auto_goes_by_files_and_nccl_is_refused(made) -> None:
+    """Both sides say that they have a GPU, and this torch has no NCCL for it."""
+    with FakeVLLM(max_model_len=4096, device="cuda") as fake:
+        made(plan_of(f"rollout.vllm.server={{urls: ['{fake.url}'], timeout_seconds: 5}}"), SoloWorld(), device="cuda").close()
+        assert any(line.startswith("weights_by_files: ") and fake.url in line for line in made.logged)
+        assert any("weights go through" in line for line in made.logged)
+        plan = plan_of(f"rollout.vllm.server={{urls: ['{fake.url}'], timeout_seconds: 5, weights: nccl}}")
+        with pytest.raises(RftError, match=fake.url):
+            made(plan, SoloWorld(), device="cuda")
+        with pytest.raises(UsageError, match="needs GPUs on both sides, or on neither"):
+            made(plan, SoloWorld())
 
 
 def test_what_an_engine_is_started_with(tmp_path) -> None:
