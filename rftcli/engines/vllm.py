@@ -7,7 +7,8 @@ Token ids go in and come out; text is the tokenizer's, as in the other engines. 
 computed once and found in the prefix cache by the others.
 
 Promise: the key (seed, draw, sample) decides the noise where rows have seeds of their own (`seeded`). The last bits of scores depend on what is
-decoded together, so samples are not promised to repeat. What it leaves out: servers, and starting the engine (`start`) at the right moment.
+decoded together, so samples are not promised to repeat. What it leaves out: engines in other processes (`vllm_remote`), and starting
+the engine (`start`) at the right moment.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -25,30 +25,14 @@ import numpy as np
 import torch
 
 from rftcli.engines import vllm_settings, vllm_weights
-from rftcli.engines.finish import StopRule, completion, is_greedy, stop_rule
+from rftcli.engines.finish import StopRule, is_greedy, stop_rule
+from rftcli.engines.vllm_rows import REASONS, Row, completed, cut_at_stop, refuse_empty, row_of
 from rftcli.errors import MachineError, RftError, UsageError
 from rftcli.protocols import Weights, World
-from rftcli.types import Completion, FinishReason, Request, SamplingSettings
+from rftcli.types import Completion, Request, SamplingSettings
 
-REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 QUIET = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.model_executor.model_loader.reload.inplace")
 """They warn at every push of layers without weights of their own: rotary tables, a head that shares the embedding's."""
-FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
-"""Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """One sample as the engine needs it. `request` None: it is another rank's of the same engine."""
-
-    prefix: tuple[int, ...]
-    """Prompt and what an earlier rollout has sampled."""
-    draw: int
-    sample: int
-    done: int
-    limit: int
-    """Tokens at which the answer is cut, `done` ones included."""
-    request: Request | None = None
 
 
 class VLLMSampler:
@@ -96,20 +80,18 @@ class VLLMSampler:
         Raises RftError for an engine without the trainer's newest weights, UsageError for an empty prompt and for what vLLM cannot do.
         """
         version = self._current()
-        for request in requests:
-            if not request.prompt.token_ids:
-                raise UsageError(f"prompt {request.prompt.row_id} has no tokens", hint="every row needs a prompt of at least one token")
+        refuse_empty(requests)
         rule = stop_rule(settings, self._eos_ids, self._decode)
-        mine: list[_Row] = []
+        mine: list[Row] = []
         for request in requests:
             for sample in request.samples:
-                row = _row(request, sample, settings)
+                row = row_of(request, sample, settings)
                 earlier = row.prefix[len(request.prompt.token_ids) :]
                 finish = rule.finished(earlier, request.limit)
                 if finish is None:
                     mine.append(row)
                 else:
-                    yield self._completed(row, (), None, finish, settings, version)
+                    yield completed(row, (), None, finish, settings, version, self._decode)
         rows = self._united(mine)
         if rows:
             self._wake()
@@ -156,19 +138,19 @@ class VLLMSampler:
             self._llm.wake_up(tags=[tag])
         self._asleep -= set(due)
 
-    def _united(self, mine: Sequence[_Row]) -> list[_Row]:
+    def _united(self, mine: Sequence[Row]) -> list[Row]:
         """The rows of all ranks of this engine, in rank order; the others' without their requests. Collective where engines are shared."""
         if self._together == 1:
             return list(mine)
         told = self._world.gather([(row.prefix, row.draw, row.sample, row.done, row.limit) for row in mine])
         first = self._world.rank // self._together * self._together
-        rows: list[_Row] = []
+        rows: list[Row] = []
         for rank in range(first, first + self._together):
-            others = [_Row(prefix=prefix, draw=draw, sample=sample, done=done, limit=limit) for prefix, draw, sample, done, limit in told[rank]]
+            others = [Row(prefix=prefix, draw=draw, sample=sample, done=done, limit=limit) for prefix, draw, sample, done, limit in told[rank]]
             rows += mine if rank == self._world.rank else others
         return rows
 
-    def _run(self, rows: Sequence[_Row], settings: SamplingSettings, rule: StopRule, version: int) -> Iterator[Completion]:
+    def _run(self, rows: Sequence[Row], settings: SamplingSettings, rule: StopRule, version: int) -> Iterator[Completion]:
         engine, waiting = self._llm.llm_engine, {}
         shared = vllm_settings.arguments(settings, self._eos_ids, self._tokenizer, self._fields)
         try:
@@ -197,34 +179,13 @@ class VLLMSampler:
                     if finish is None:
                         raise RftError(f"vLLM ended a completion with `{made.finish_reason}`", hint="its log above says why")
                     logprobs = _sampled(made, greedy=is_greedy(row.sample, settings)) if settings.logprobs else None
-                    new = tuple(made.token_ids)
-                    torn = _torn_stop(rule, row.prefix[len(row.prefix) - row.done :], new)
-                    if torn is not None:
-                        finish, new, logprobs = FinishReason.STOP, new[:torn], None if logprobs is None else logprobs[:torn]
-                    yield self._completed(row, new, logprobs, finish, settings, version)
+                    finish, new, logprobs = cut_at_stop(rule, row, finish, tuple(made.token_ids), logprobs)
+                    yield completed(row, new, logprobs, finish, settings, version, self._decode)
             if waiting:
                 raise RftError(f"vLLM lost {len(waiting)} completions")
         finally:
             if waiting:
                 engine.abort_request(list(waiting))
-
-    def _completed(
-        self, row: _Row, new: tuple[int, ...], logprobs: tuple[float, ...] | None, finish: FinishReason, settings: SamplingSettings, version: int
-    ) -> Completion:
-        request = row.request
-        assert request is not None
-        earlier = request.partial.get(row.sample)
-        before = () if earlier is None else earlier.logprobs
-        known = settings.logprobs and before is not None and (logprobs is not None or not new)
-        return completion(
-            request,
-            row.sample,
-            ids=(*row.prefix[len(request.prompt.token_ids) :], *new),
-            logprobs=(*before, *(logprobs or ())) if known else None,
-            finish=finish,
-            version=version,
-            decode=self._decode,
-        )
 
 
 def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Callable[..., Any], tuple[str, ...], bool]:
@@ -235,6 +196,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
     """
     try:
         from vllm import LLM, SamplingParams
+        from vllm.config import CompilationConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind
     except ImportError as error:
@@ -245,7 +207,9 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
         raise UsageError(f"rollout.vllm.options: this version of vLLM has no argument `{unknown[0]}`")
     asked = {name: value for name, value in arguments.items() if name in known} | dict(options)
     if "graphs_up_to" in arguments:
-        asked["compilation_config"] = _graphs(arguments["graphs_up_to"]) | dict(options.get("compilation_config", {}))
+        one_number = "max_cudagraph_capture_size" in CompilationConfig.__dataclass_fields__
+        graphs = vllm_settings.graphs(arguments["graphs_up_to"], one_number=one_number)
+        asked["compilation_config"] = graphs | dict(options.get("compilation_config", {}))
     with _own_randomness(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")):
         try:
             llm = LLM(folder, **asked)
@@ -256,36 +220,11 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
         logging.getLogger(name).setLevel(logging.ERROR)
     runner = llm.collective_rpc(_runner_module)[0]
     params = partial(SamplingParams, output_kind=RequestOutputKind.FINAL_ONLY)
-    return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(FREE_SEEDS)
-
-
-def _graphs(most: int) -> dict[str, Any]:
-    """Graphs for every number of rows up to `most`: by default vLLM stops at 512, and larger batches run without."""
-    from vllm.config import CompilationConfig
-
-    if "max_cudagraph_capture_size" in CompilationConfig.__dataclass_fields__:
-        return {"max_cudagraph_capture_size": most}
-    return {"cudagraph_capture_sizes": [1, 2, 4, *range(8, min(most, 256) + 1, 8), *range(272, most + 1, 16)]}
+    return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(vllm_settings.FREE_SEEDS)
 
 
 def _runner_module(worker: Any) -> str:
     return type(worker.model_runner).__module__
-
-
-def _row(request: Request, sample: int, settings: SamplingSettings) -> _Row:
-    earlier = request.partial.get(sample)
-    ids = () if earlier is None else tuple(earlier.ids)
-    limit = settings.max_new_tokens if request.limit is None else min(request.limit, settings.max_new_tokens)
-    return _Row(prefix=(*request.prompt.token_ids, *ids), draw=request.prompt.draw, sample=sample, done=len(ids), limit=limit, request=request)
-
-
-def _torn_stop(rule: StopRule, earlier: Sequence[int], new: Sequence[int]) -> int | None:
-    """New tokens up to the end of a stop string that begins in `earlier`; None: there is none. vLLM looks for stop strings in new text alone."""
-    if not earlier or not rule.strings:
-        return None
-    nearest = max(len(string.encode()) for string in rule.strings)  # a token holds at least one byte
-    counts = range(1, min(len(new), nearest) + 1)
-    return next((count for count in counts if rule.finished((*earlier, *new[:count])) is FinishReason.STOP), None)
 
 
 def _form(structured: Mapping[str, Any]) -> Any:

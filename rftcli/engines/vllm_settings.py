@@ -14,6 +14,8 @@ from rftcli.engines.words import banned_sequences, bias_ids
 from rftcli.errors import UsageError
 from rftcli.types import SamplingSettings
 
+FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
+"""Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
 SEED_BITS = 63
 """vLLM's seeds are signed 64-bit numbers."""
 
@@ -23,8 +25,9 @@ def needs_tokenizer(*, stop: Sequence[str], bad_words: Sequence[str], structured
     return bool(stop or bad_words or structured)
 
 
-def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any, fields: Collection[str]) -> dict[str, Any]:
-    """Arguments that all rows of a call share. `fields`: the names that this vLLM's `SamplingParams` has.
+def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any, fields: Collection[str] | None) -> dict[str, Any]:
+    """Arguments that all rows of a call share. `fields`: the names that this vLLM's `SamplingParams` has; None: it
+    runs in another process, which refuses what it does not know.
 
     Raises UsageError for what it cannot do, and for words that the tokenizer cannot spell.
     """
@@ -53,6 +56,8 @@ def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any
         "logprobs": 0 if settings.logprobs else None,
     }
     optional = {"flat_logprobs": settings.logprobs, "skip_clone": True}
+    if fields is None:
+        return found
     found |= {name: value for name, value in optional.items() if name in fields}
     unknown = sorted(set(found) - set(fields))
     if unknown:
@@ -83,3 +88,11 @@ def rollout_seed(seed: int, sampled: Sequence[int]) -> int:
     """For an engine's own generator: a function of what is sampled (draws, and tokens that are there already), so that neither a resumed run nor an
     answer that goes on repeats its first noise."""
     return key64("vllm rollout", seed, *sampled) >> (64 - SEED_BITS)
+
+
+def graphs(most: int, *, one_number: bool) -> dict[str, Any]:
+    """Graphs for every number of rows up to `most`: by default vLLM stops at 512, and larger batches run without. `one_number`: this vLLM takes the
+    largest and makes the others itself."""
+    if one_number:
+        return {"max_cudagraph_capture_size": most}
+    return {"cudagraph_capture_sizes": [1, 2, 4, *range(8, min(most, 256) + 1, 8), *range(272, most + 1, 16)]}

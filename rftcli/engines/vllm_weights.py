@@ -17,7 +17,7 @@ What it leaves out: when to do it, and engines that hold a part of the weights (
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,27 +55,39 @@ def bit_sum(tensor: Tensor) -> int:
 
 def push(llm: Any, weights: Weights, *, dtype: torch.dtype, model: Any, check: bool) -> None:
     """Load full tensors, by their names in `model` (the trainer's), into the engine. With `check`, RftError where it does not hold them then."""
-    sent = Sums()
-
-    def told() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in file_form(model, weights):
-            tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
-            if check and tensor.is_floating_point():
-                sent.add(name, tensor)
-            yield name, tensor
-
+    sent = Sums() if check else None
     engine = llm.apply_model(_itself)[0]
+    told = outgoing(model, weights, dtype=dtype, sums=sent)
+    take(engine, told, lambda tensors: llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors}))
+    if sent is not None:
+        compare(sent, held_by(engine), fused_layers(engine))
+
+
+def outgoing(model: Any, weights: Weights, *, dtype: torch.dtype, sums: Sums | None) -> Iterator[tuple[str, Tensor]]:
+    """The trainer's side: names of the files, numbers of the engine's type; what is sent is added to `sums`."""
+    for name, tensor in file_form(model, weights):
+        tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        if sums is not None and tensor.is_floating_point():
+            sums.add(name, tensor)
+        yield name, tensor
+
+
+def take(engine: nn.Module, told: Iterable[tuple[str, Tensor]], reload: Callable[[Iterable[tuple[str, Tensor]]], Any]) -> None:
+    """The engine's side: into its model, by `reload` (the worker's own) where something is made of weights at load. RftError for what is missing."""
     if derives(engine):
-        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": told()})
-        llm.apply_model(repack_shared)
-    else:
-        with torch.no_grad():
-            loaded = engine.load_weights(told())
-        lacking = set() if loaded is None else {name for name, _ in engine.named_parameters()} - set(loaded)
-        if lacking:
-            raise RftError(f"{len(lacking)} weights did not arrive in the engine, the first is `{min(lacking)}`")
-    if check:
-        compare(sent, held_by(engine), getattr(engine, "packed_modules_mapping", None) or {})
+        reload(told)
+        repack_shared(engine)
+        return
+    with torch.no_grad():
+        loaded = engine.load_weights(told)
+    lacking = set() if loaded is None else {name for name, _ in engine.named_parameters()} - set(loaded)
+    if lacking:
+        raise RftError(f"{len(lacking)} weights did not arrive in the engine, the first is `{min(lacking)}`")
+
+
+def fused_layers(engine: nn.Module) -> Mapping[str, list[str]]:
+    """vLLM's layer -> the trainer's layers in it."""
+    return getattr(engine, "packed_modules_mapping", None) or {}
 
 
 def _itself(model: nn.Module) -> nn.Module:
@@ -111,7 +123,7 @@ def held_by(engine: nn.Module) -> Sums:
             whole = parameter
             if name == "weight" and hasattr(module, "cpu_linear"):
                 whole = parameter if parameter.numel() else _read_back(module, parameter)
-            held.add(f"{prefix}.{name}", whole)
+            held.add(f"{prefix}.{name}" if prefix else name, whole)
         if hasattr(module, "cpu_linear") and module.weight.numel() and not _is_embedding(module):
             packed, weight = _read_back(module, module.weight), module.weight
             if not torch.equal(packed, weight):

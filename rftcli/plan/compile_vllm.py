@@ -11,6 +11,7 @@ from rftcli.plan.compile_models import trained_parameters, trains_in
 from rftcli.plan.compile_ppo import all_parameters
 from rftcli.plan.compile_precision import keeping
 from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.compile_server import apart, process_note, process_of, server_plan
 from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import BatchPlan, LearnerPlan, ModelPlan, RolloutPlan, WorldPlan
 from rftcli.plan.plan_engine import VllmPlan
@@ -27,6 +28,8 @@ UNKNOWN_SHARE = 0.4
 """Of a GPU for the engine where the model's size is not known before it is loaded."""
 CPU_CACHE_SHARE = 0.25
 """Of a rank's part of the machine's memory, at most, for the cache on a CPU."""
+SECOND_CONTEXT_BYTES = 0.75 * memory.GIB
+"""Of a GPU that a second process takes before it holds a number: an engine beside its rank has a context of its own."""
 HOST_SHARE = 0.4
 """Of the machine's memory that the weights of sleeping engines may take; above it they are given up and pushed anew."""
 
@@ -80,7 +83,15 @@ def _vllm(
         check_weights=section.check_weights,
         lora=section.lora,
         options=dict(section.options),
+        process=process_of(recipe),
+        server=server_plan(recipe),
     )
+    note = process_note(recipe)
+    notes += [] if note is None else [note]
+    if vllm.server is not None:
+        vllm = apart(vllm, recipe, facts, world, problems, notes)
+        notes.append(_reproducible(vllm, world))
+        return replace(plan, engine="vllm", shares_weights=False, options={}, vllm=replace(vllm, sleep=0))
     vllm = _with_memory(vllm, recipe, facts, world, policy, learner, batch, reference, critic, problems, notes)
     notes.append(_reproducible(vllm, world))
     return replace(plan, engine="vllm", shares_weights=False, options={}, vllm=vllm)
@@ -91,6 +102,8 @@ def choice(recipe: Recipe, facts: Facts, world: WorldPlan) -> tuple[str, str]:
     asked = recipe.rollout.engine
     if asked != "auto":
         return asked, "the recipe says so"
+    if recipe.rollout.vllm.server is not None:
+        return "vllm", "the recipe has a server"
     if world.device != "cuda":
         return "hf", "no GPU is used"
     if not facts.machine.vllm:
@@ -113,8 +126,9 @@ def engine_needs(recipe: Recipe) -> int:
 
 def _sequences(recipe: Recipe, world: WorldPlan) -> int:
     """One engine's share of a rollout."""
-    ranks = recipe.rollout.vllm.tensor_parallel
-    prompts = recipe.batch.prompts_per_step * ranks / world.ranks / recipe.batch.rollouts_per_update
+    server = server_plan(recipe)
+    share = recipe.rollout.vllm.tensor_parallel / world.ranks if server is None else 1 / max(1, server.count)
+    prompts = recipe.batch.prompts_per_step * share / recipe.batch.rollouts_per_update
     rows = math.ceil(prompts) * recipe.rollout.samples_per_prompt
     return min(MOST_SEQUENCES, -(-rows // SEQUENCE_MULTIPLE) * SEQUENCE_MULTIPLE)
 
@@ -130,6 +144,8 @@ def _check(recipe: Recipe, facts: Facts, world: WorldPlan, needs: int, problems:
         message = f"{section.max_model_tokens} tokens, the model has {limit} positions"
         problems.append(PlanProblem(path="rollout.vllm.max_model_tokens", message=message))
     ranks, together = world.ranks // world.nodes, section.tensor_parallel
+    if section.server is not None:
+        return
     if together > 1 and world.device == "cpu":
         why = "vLLM's CPU build gives the memory that ranks share the same name in every job, and leaves it behind"
         problems.append(PlanProblem(path="rollout.vllm.tensor_parallel", message="must be 1 on a CPU", reason=why, hint="an engine in every rank"))
@@ -182,7 +198,8 @@ def _with_memory(
     working = engine_memory.activations(
         positions=positions, hidden=hidden, layers=layers, number_bytes=number, checkpointing=policy.gradient_checkpointing
     )
-    division = engine_memory.divide(machine.gpu_memory_gib * memory.GIB, state, working, wanted, share=share, sleeps=sleeps)
+    whole_device = machine.gpu_memory_gib * memory.GIB - (SECOND_CONTEXT_BYTES if vllm.process == "beside" else 0)
+    division = engine_memory.divide(whole_device, state, working, wanted, share=share, sleeps=sleeps)
     if not division.fits:
         problems.append(
             PlanProblem(

@@ -7,6 +7,7 @@ from typing import Any
 
 from rftcli.plan import memory
 from rftcli.plan.plan import LearnerPlan, ModelPlan, Plan, RolloutPlan, plan_hash
+from rftcli.plan.show_engine import apart_rows
 from rftcli.plan.show_models import model_rows
 from rftcli.plan.show_sampling import sampling_rows
 from rftcli.plan.show_scorers import scorer_rows
@@ -79,6 +80,8 @@ def _engine(plan: Plan) -> list[tuple[str, str]]:
     vllm = plan.rollout.vllm
     if vllm is None:
         return []
+    if vllm.process != "inside":
+        return apart_rows(plan, vllm)
     together = f"each over {vllm.tensor_parallel} ranks" if vllm.tensor_parallel > 1 else "one in every rank"
     graphs = f"graphs up to {vllm.max_sequences} rows" if vllm.graphs else "no graphs"
     share = "" if vllm.memory_share is None else f", {vllm.memory_share:.0%} of the device"

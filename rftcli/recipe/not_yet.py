@@ -36,7 +36,6 @@ KEYS: dict[str, str] = {
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
     "data.images": "only text is trained",
     "data.videos": "only text is trained",
-    "rollout.vllm.server": "the engine runs inside the training ranks",
 }
 """Pattern of a key -> what holds instead."""
 
@@ -46,7 +45,6 @@ VALUES: dict[str, dict[str, str]] = {
     "models.policy.dtype": {"float16": "float16 needs loss scaling: use bfloat16"},
     "models.policy.attention": {"flex": "use varlen: it packs without compiling a mask for every micro-batch"},
     "rollout.engine": dict.fromkeys(("sglang", "diffusers"), "use vllm or hf"),
-    "rollout.vllm.process": {"beside": "use inside: weights are copied in place, which needs the engine in the trainer's process"},
     "rollout.vllm.lora": {"adapter": "use merged: the engine then needs no adapter kernels, which slow every token"},
     "profile.tool": dict.fromkeys(("nsys", "memory"), "use torch, or start the whole command under the tool: `nsys profile rft train ...`"),
 }

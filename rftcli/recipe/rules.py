@@ -232,21 +232,7 @@ RULES: dict[str, Rule] = {
     "fake-sampling": Rule(
         about=("rollout.engine",), text="The engine `fake` has no scores that a sampling option could change.", check=rollout_rules.fake_sampling
     ),
-    "vllm-arguments": Rule(
-        about=("rollout.vllm.options",), text="What has a key of its own, or follows from one, is no option.", check=vllm_rules.own_arguments
-    ),
-    "vllm-check": Rule(
-        about=("rollout.vllm.check_weights", "rollout.vllm.tensor_parallel"),
-        text="Weights are compared where an engine holds them whole and as they are.",
-        check=vllm_rules.checkable_weights,
-    ),
-    "vllm-sampling": Rule(
-        about=("rollout.engine", "rollout.hf.options"), text="`hf.options` are sampling options of the engine `hf`.", check=vllm_rules.hf_sampling
-    ),
-    "vllm-together": Rule(
-        about=("rollout.vllm.tensor_parallel", "rollout.by_label", "rollout.over_sample", "rollout.partial"),
-        text="Ranks of one engine call it alike.", check=vllm_rules.together,
-    ),
+    **{code: Rule(about=about, text=text, check=check) for code, (about, text, check) in vllm_rules.ROWS.items()},
     "warmup": Rule(
         about=("train.optimizer.warmup_steps", "train.steps", "train.optimizer.schedule_steps"),
         text="The warm-up ends before the schedule does.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rftcli.recipe import server_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 from rftcli.recipe.sections.rollout import HfOptions
@@ -16,7 +17,7 @@ OWNED: dict[str, str] = {
 }  # fmt: skip
 """Argument of `vllm.LLM` -> the key that decides it."""
 FIXED: dict[str, str] = {
-    "load_format": "weights come from the trainer", "distributed_executor_backend": "the engine runs inside the training ranks",
+    "load_format": "weights come from the trainer", "distributed_executor_backend": "it follows from where the engine runs",
     "pipeline_parallel_size": "the engine runs inside the training ranks", "data_parallel_size": "every group of ranks has an engine of its own",
     "logprobs_mode": "log-probs are those of the distribution that is sampled from", "skip_tokenizer_init": "it follows from the sampling keys",
     "generation_config": "sampling is what the recipe says and nothing else", "enable_lora": "adapters are merged into the weights",
@@ -66,7 +67,7 @@ def hf_sampling(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 def together(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     """Ranks that share an engine call it equally often."""
     rollout = recipe.rollout
-    if rollout.vllm.tensor_parallel == 1:
+    if rollout.vllm.tensor_parallel == 1 or rollout.vllm.server is not None:
         return
     for name, used in (
         ("by_label", bool(rollout.by_label)),
@@ -77,3 +78,20 @@ def together(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
             reason = "how often a rank calls the engine would depend on its own prompts, and the others would wait"
             reads = (("rollout", "vllm", "tensor_parallel"),)
             yield Finding(path=("rollout", name), message="needs `rollout.vllm.tensor_parallel: 1`", reason=reason, reads=reads, at_key=True)
+
+
+# How to add one: code -> (keys it is about, the rule as one sentence, function that yields a Finding for each breach).
+ROWS = {
+    "vllm-arguments": (("rollout.vllm.options",), "What has a key of its own, or follows from one, is no option.", own_arguments),
+    "vllm-check": (
+        ("rollout.vllm.check_weights", "rollout.vllm.tensor_parallel"),
+        "Weights are compared where an engine holds them whole and as they are.",
+        checkable_weights,
+    ),
+    "vllm-sampling": (("rollout.engine", "rollout.hf.options"), "`hf.options` are sampling options of the engine `hf`.", hf_sampling),
+    "vllm-together": (
+        ("rollout.vllm.tensor_parallel", "rollout.by_label", "rollout.over_sample", "rollout.partial"),
+        "Ranks of one engine call it alike.", together,
+    ),
+    **server_rules.ROWS,
+}  # fmt: skip

@@ -49,6 +49,7 @@ from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
 from rftcli.runtime.tell import lesson_state
 from rftcli.runtime.trackers import TrackerIds, Trackers
+from rftcli.runtime.vllm_apart import check_servers
 from rftcli.runtime.vllm_engine import make_vllm
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
@@ -274,6 +275,7 @@ def build(
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     check_teacher(plan, tokenizer, world)
+    check_servers(plan, world)
     estimator = None if plan.advantage.python is None else load_estimator(plan.advantage.python, plan.advantage.options, paths)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = make_source(plan, builder, paths)
@@ -307,7 +309,7 @@ def build(
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
     if plan.rollout.vllm is not None:  # it looks at what memory the others have left
-        sampler = make_vllm(plan, model, tokenizer, ends, world, device, emit, newest=lambda: learner.version)
+        sampler = make_vllm(plan, model, tokenizer, ends, world, device, emit, attempt, newest=lambda: learner.version)
     kl = None if plan.kl is None else KlControl(plan.kl)
     entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)

@@ -45,7 +45,7 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     if plan.rollout.vllm is None:
         sampler = make_sampler(plan, model, tokenizer, ends, pad_id(tokenizer), device, owns_weights=False)
     else:
-        sampler = make_vllm(plan, model, tokenizer, ends, world, device, emit)
+        sampler = make_vllm(plan, model, tokenizer, ends, world, device, emit, attempt)
         sampler.load(whole_weights(model, adapter), 0)
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": shown, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))

@@ -22,6 +22,7 @@ from rftcli.plan.compile_data import data_specs, reward_parts
 from rftcli.plan.compile_ppo import supervised_data
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.compile_run import scoring
+from rftcli.plan.compile_server import needs_vllm_here
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
@@ -116,7 +117,7 @@ def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> Loaded
     kinds = {loaded.recipe.train.optimizer.kind, *([] if critic is None else [critic.optimizer.kind])}
     if "adamw_8bit" in kinds and importlib.util.find_spec("bitsandbytes") is None:
         raise MachineError("adamw_8bit needs the package `bitsandbytes`, which is not installed", hint="pip install 'rftcli[quantise]'")
-    if loaded.recipe.rollout.engine == "vllm" and not installed("vllm"):
+    if needs_vllm_here(loaded.recipe) and not installed("vllm"):
         raise MachineError("rollout.engine vllm needs the package `vllm`, which is not installed", hint="pip install 'rftcli[vllm]'")
     return loaded
 

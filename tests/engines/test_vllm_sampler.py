@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_vllm import TRAINED, Fused
 from rank_threads import on_ranks
 from safetensors.torch import load_file
 from torch import nn
@@ -25,31 +26,6 @@ FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "stop",
     "include_stop_str_in_output", "stop_token_ids", "ignore_eos", "detokenize", "skip_special_tokens", "max_tokens", "min_tokens", "logprobs",
 )  # fmt: skip
-
-
-class Fused(nn.Module):
-    """An engine's model: q and k of the trainer's in one parameter."""
-
-    packed_modules_mapping = {"qk": ["q", "k"]}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qk = nn.Linear(3, 4, bias=False)
-        self.norm = nn.Parameter(torch.zeros(3))
-        self.drops: str | None = None
-
-    def load_weights(self, weights) -> set[str]:
-        loaded = set()
-        for name, tensor in weights:
-            if name == self.drops:
-                continue
-            if name == "norm":
-                self.norm.data.copy_(tensor)
-                loaded.add("norm")
-            else:
-                self.qk.weight.data[0 if name.startswith("q") else 2 :][:2].copy_(tensor)
-                loaded.add("qk.weight")
-        return loaded
 
 
 class StandIn:
@@ -97,7 +73,6 @@ class StandIn:
         self.calls.extend(f"wake {tag}" for tag in tags)
 
 
-TRAINED = {"q.weight": torch.arange(6.0).view(2, 3), "k.weight": -torch.ones(2, 3), "norm": torch.tensor([0.5, -0.0, 2.0])}
 
 
 def make(kit, llm=None, world=None, **changes) -> VLLMSampler:

@@ -312,7 +312,11 @@ OTHER: dict[str, str] = {
     "rollout.hf.options.epsilon_cutoff": "0.1", "rollout.hf.options.eta_cutoff": "0.1", "rollout.hf.options.no_repeat_ngram_size": "3",
     "rollout.hf.options.suppress_tokens": "[4]",
     "rollout.vllm.memory_share": "0.3", "rollout.vllm.max_model_tokens": "4000", "rollout.vllm.max_sequences": "9", "rollout.vllm.seeds": "engine",
-    "rollout.vllm.check_weights": "true", "rollout.vllm.options": "{block_size: 32}",
+    "rollout.vllm.check_weights": "true", "rollout.vllm.options": "{block_size: 32}", "rollout.vllm.process": "beside",
+    **{f"rollout.vllm.server.{key}": value for key, value in {
+        "urls": "['http://y:2']", "weights": "nccl", "folder": "/shared/weights", "timeout_seconds": "9", "ready_seconds": "9", "retries": "0",
+        "headers_env": "{A: B}", "start.servers": "2", "start.command": "[vllm, serve]",
+    }.items()},
     "rewards.LABEL.parts[].rule": "length", "rewards.LABEL.parts[].python": "'a:b'", "rewards.LABEL.parts[].name": "n",
     "rewards.LABEL.parts[].weight": "2", "rewards.LABEL.parts[].options": "{strip: false}", "rewards.LABEL.parts[].on_error": "stop",
     "rewards.LABEL.parts[].text": "keep_special", "rewards.LABEL.parts[].clip": "[0, 1]", "rewards.LABEL.parts[].timeout_seconds": "3",
@@ -480,11 +484,15 @@ SETUP: dict[str, tuple[str, ...]] = {
     )},
     **{f"models.scorers.NAME.{key}": (USED, "models.scorers.s={kind: python, python: 'a:B'}") for key in ("python", "memory_gib")},
     **{f"rollout.vllm.{key}": ("rollout.engine=vllm",) for key in (
-        "memory_share", "max_model_tokens", "max_sequences", "seeds", "check_weights", "options",
+        "memory_share", "max_model_tokens", "max_sequences", "seeds", "check_weights", "options", "process",
     )},
     **{key: ("rollout={partial: {budget_tokens: 16}, max_version_lag: 2}", "algorithm.loss.old=sampler") for key in (
         "rollout.partial.budget_tokens", "rollout.max_version_lag",
     )},
+    **{f"rollout.vllm.server.{key}": ("rollout.engine=vllm", "rollout.vllm.server={urls: ['http://x:1']}") for key in (
+        "urls", "weights", "folder", "timeout_seconds", "ready_seconds", "retries", "headers_env",
+    )},
+    **{f"rollout.vllm.server.start.{key}": ("rollout.engine=vllm", "rollout.vllm.server={start: {}}") for key in ("servers", "command")},
     **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
@@ -501,7 +509,7 @@ INSTEAD_OF: dict[str, str] = {
 }
 """What the key takes the place of."""
 ONE_VALUE = {"models.scorers.NAME.offload", "models.scorers.NAME.shard", "models.critic.optimizer.kind", "profile.tool"} | {
-    f"rollout.vllm.{key}" for key in ("process", "lora", "tensor_parallel", "sleep")
+    f"rollout.vllm.{key}" for key in ("server.start.gpus", "lora", "tensor_parallel", "sleep")
 }
 """Keys with a single value so far, or on one rank of a CPU."""
 MERGED = {"extends"}

@@ -140,6 +140,8 @@ ADDED = {
     "rollout.structured.json_schema",
     "rollout.hf.continuous",
     *(f"rollout.vllm.{key}" for key in ("seeds", "lora", "check_weights")),
+    *(f"rollout.vllm.server.{key}" for key in ("urls", "weights", "folder", "timeout_seconds", "ready_seconds", "retries", "headers_env")),
+    *(f"rollout.vllm.server.start{key}" for key in ("", ".servers", ".gpus", ".command")),
     "rollout.hf.options",
     "rollout.hf.options.typical_p",
     "rollout.hf.options.epsilon_cutoff",

@@ -544,6 +544,32 @@ BREACHES = [
         "rollout.vllm.check_weights",
         "does not go with a quantised engine",
     ),
+    ("vllm-servers", ["rollout.vllm.server={}"], "rollout.vllm.server", "needs `urls` or `start`"),
+    ("vllm-servers", ["rollout.vllm.server={urls: ['http://a:1'], start: {}}"], "rollout.vllm.server", "`urls` and `start` exclude each other"),
+    ("vllm-servers", ["rollout.vllm.server.urls=['http://a:1', 'http://a:1/']"], "rollout.vllm.server.urls", "names http://a:1/ twice"),
+    (
+        "vllm-servers",
+        ["rollout.vllm.server={urls: ['http://a:1'], weights: nccl, folder: /w}"],
+        "rollout.vllm.server.folder",
+        "is for `weights: files`",
+    ),
+    ("vllm-server-gpus", ["rollout.vllm.server.start={gpus: [1, 1], servers: 2}"], "rollout.vllm.server.start.gpus", "names a GPU twice"),
+    (
+        "vllm-server-gpus",
+        ["rollout.vllm={tensor_parallel: 2, server: {start: {gpus: [4, 5, 6], servers: 2}}}"],
+        "rollout.vllm.server.start.gpus",
+        "names 3 GPUs, 2 servers of 2 GPUs each need 4",
+    ),
+    ("vllm-apart", ["rollout.vllm={process: beside, seeds: engine}"], "rollout.vllm.seeds", "`engine` needs an engine inside the rank"),
+    ("vllm-apart", ["rollout.vllm={process: beside, options: {port: 1}}"], "rollout.vllm.options.port", "`port` is not to be chosen"),
+    *(
+        ("vllm-apart", [f"rollout.vllm={{{key}: {value}, server: {{start: {{}}}}}}"], f"rollout.vllm.{key}", "excludes `server`")
+        for key, value in (("process", "beside"), ("process", "inside"), ("sleep", "1"))
+    ),
+    *(
+        ("vllm-apart", [f"rollout.vllm={{{key}: {value}, server: {{urls: ['http://a:1']}}}}"], f"rollout.vllm.{key}", "is for engines that the run starts")
+        for key, value in (("memory_share", "0.5"), ("options", "{block_size: 32}"), ("tensor_parallel", "2"))
+    ),
     ("vllm-sampling", ["rollout={engine: vllm, hf: {options: {typical_p: 0.9}}}"], "rollout.hf.options", "are options of the engine `hf`"),
     ("traced-steps", ["profile.steps=[2, 11]"], "profile.steps", "step 11 is never reached: `train.steps` is 10"),
     *(
