@@ -312,6 +312,7 @@ def _compile(
             scorers=scorers,
             teacher=None if teacher is None else replace(teacher, path=_written_path(loaded, ("models", "teacher", "path"), teacher)),
             reference_revision=None if reference is None else reference.revision,
+            reference_facts=reference,
         )
     except CompileError as error:
         problems += [loaded.problem(found.path, found.message, reason=found.reason, hint=found.hint) for found in error.problems]

@@ -14,7 +14,7 @@ from rftcli.errors import EXIT_USAGE
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.compile_rollout import ROW_MULTIPLE
-from rftcli.plan.compile_update import TOKENS_PER_MICRO_BATCH
+from rftcli.plan.memory_ladder import MOST_TOKENS
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan, plan_to_json
 from rftcli.recipe.kinds import keys
@@ -94,7 +94,7 @@ def test_automatic_micro_batches_are_as_few_as_fit_and_as_even_as_one_size_allow
     ).recipe
     facts = Facts(machine=MachineFacts(cores=1, memory_gib=1.0), model=ModelFacts(path="m"), ranks=1)
     micro = compile_plan(recipe, facts, name="n", search_path="/", policy_path="m").batch.micro_batch_size
-    rows, most = groups * samples, max(1, TOKENS_PER_MICRO_BATCH["cpu"] // positions)
+    rows, most = groups * samples, max(1, MOST_TOKENS["cpu"] // positions)
     assert 1 <= micro <= most
     assert math.ceil(rows / micro) == math.ceil(rows / most)  # no more passes than the budget asks for
     assert micro == 1 or math.ceil(rows / (micro - 1)) > math.ceil(rows / micro)  # a smaller size would need more
@@ -582,6 +582,6 @@ def test_several_rollouts_have_whole_groups_on_every_rank(compiled: Compiled) ->
 
 
 def test_a_number_of_rows_switches_the_token_budget_off(compiled: Compiled) -> None:
-    assert compiled().batch.tokens_per_micro_batch == TOKENS_PER_MICRO_BATCH["cpu"]
+    assert compiled().batch.tokens_per_micro_batch == MOST_TOKENS["cpu"]
     assert compiled("batch.tokens_per_micro_batch=3000").batch.tokens_per_micro_batch == 3000
     assert compiled("batch.micro_batch_size=2").batch.tokens_per_micro_batch is None
