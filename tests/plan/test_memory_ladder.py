@@ -137,7 +137,7 @@ def test_ranks_on_a_cpu_share_its_memory_and_rows_are_never_cut(compiled: Compil
     short = "rollout={max_prompt_tokens: 100, max_new_tokens: 100}"
     found = [tokens(64.0, 1, short), tokens(8.0, 1, short), tokens(16.0, 2, short), tokens(9.0, 2, short)]
     assert found[0] == MOST_TOKENS["cpu"] and found[1] == found[2] and found[3] is not None and found[2] is not None and found[3] <= found[2] < 8192
-    assert tokens(4.0, 1) == 2048  # one row of 2048 positions: less would cut nothing
+    assert tokens(4.0, 1, "rollout.hf.batch_rows=8") == 2048  # one row of 2048 positions: less would cut nothing
 
 
 SMOLLM = {

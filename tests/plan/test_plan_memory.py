@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_bytes_a_parameter_on_four_ranks(dtype: str, stage: int, per_parameter: 
 @given(st.integers(1, 10**12), st.sampled_from(["float32", "bfloat16"]), st.integers(2, 1024))
 def test_a_higher_stage_never_needs_more_where_there_is_someone_to_share_with(parameters: int, dtype: str, ranks: int) -> None:
     needs = [training_bytes(parameters, dtype, stage, ranks) for stage in range(0 if dtype == "float32" else 1, 4)]
-    assert all(lower <= higher * (1 + 1e-12) for higher, lower in zip(needs, needs[1:], strict=False))
+    assert all(lower <= higher * (1 + 1e-12) for higher, lower in pairwise(needs))
     assert needs[-1] * ranks == pytest.approx(parameters * (20 if dtype == "float32" else 18))  # nothing is held twice under stage 3
 
 
@@ -88,7 +89,9 @@ def test_activations_in_numbers() -> None:
 @given(
     st.integers(1, 4096), st.integers(1, 4096), st.sampled_from(["float32", "bfloat16"]), st.booleans(), st.booleans(), st.integers(0, 100)
 )
-def test_activations_grow_with_positions_and_never_by_recomputing(few: int, more: int, dtype: str, checkpointing: bool, adapters: bool, mask: int) -> None:
+def test_activations_grow_with_positions_and_never_by_recomputing(
+    few: int, more: int, dtype: str, checkpointing: bool, adapters: bool, mask: int
+) -> None:
     def size(positions: int, again: bool) -> float:
         return memory.activations(SMALL, dtype, Pass(positions=positions, mask_width=mask, adapters=adapters), checkpointing=again)
 
@@ -109,8 +112,9 @@ def result(name: str, *keys: str) -> float:
 
 def learning(shape: Shape, dtype: str, stage: int, ranks: int, one: Pass) -> float:
     """GiB of the update's peak without the engine."""
-    state = training_bytes(shape.parameters, dtype, stage, ranks) + memory.buckets(dtype, stage=stage, ranks=ranks)
-    return (memory.PROCESS_BYTES["cuda"] + state + memory.activations(shape, dtype, one, checkpointing=False) + memory.head(shape, dtype, positions=one.positions)) / GIB
+    state = training_bytes(shape.parameters, dtype, stage, ranks) + memory.buckets(dtype, stage=stage, ranks=ranks) + memory.PROCESS_BYTES["cuda"]
+    kept = memory.activations(shape, dtype, one, checkpointing=False) + memory.head(shape, dtype, positions=one.positions)
+    return (state + kept) / GIB
 
 
 def test_measured_half_a_billion_parameters_on_a_gpu() -> None:
