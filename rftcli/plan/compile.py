@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rftcli.plan.compile_algorithm import advantage_plan, check_loss, loss_plan
 from rftcli.plan.compile_checkpoint import checkpoint_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
+from rftcli.plan.compile_host_memory import with_host
 from rftcli.plan.compile_memory import Asked, memory_plan, training_parts, with_memory
 from rftcli.plan.compile_models import check_models, model_plan, reference_plans
 from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
@@ -98,6 +99,7 @@ def compile_plan(
         raise CompileError(problems)
     assert batch is not None and learner is not None and rollout is not None
     learner = with_horizon(learner, recipe, steps, batch)
+    table, background = with_host(memory_plan(asked, learner, batch, rollout), asked, learner, rollout, notes)
     return Plan(
         name=name,
         seed=recipe.seed,
@@ -120,7 +122,7 @@ def compile_plan(
         eval=evaluation,
         early_stop=early_stop_plan(recipe),
         samples=samples_plan(recipe),
-        checkpoint=checkpoint_plan(recipe),
+        checkpoint=checkpoint_plan(recipe, background=background),
         kl=kl_plan(recipe, notes),
         critic=critic_plan(recipe, policy, learner, batch, steps, critic),
         freeze_policy_steps=recipe.train.freeze_policy_steps,
@@ -130,5 +132,5 @@ def compile_plan(
         launch=launch_plan(recipe),
         profile=profile_plan(recipe),
         notes=tuple(notes),
-        memory=memory_plan(asked, learner, batch, rollout),
+        memory=table,
     )

@@ -221,7 +221,7 @@ def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Map
     held = keeping(recipe)
     of: dict[str, Any] = {"stage": stage, "ranks": ranks, "keeping": held}
     dtype, one = trains_in(policy), the_pass(asked, choice)
-    trained = _trained(asked, shape)
+    trained = trained_of(asked, shape)
     found: Parts = {"process": _always(memory.PROCESS_BYTES[asked.world.device])}
     if policy.lora is None:
         found["weights"] = _always(memory.weights(shape.parameters, dtype, **of))
@@ -257,7 +257,7 @@ def _gradients(trained: int, dtype: str, of: dict[str, Any]) -> dict[str, float]
     return _always(whole - memory.DTYPE_BYTES[dtype] * trained) | {"learn": whole}
 
 
-def _trained(asked: Asked, shape: Shape) -> int:
+def trained_of(asked: Asked, shape: Shape) -> int:
     """Parameters that have gradients; of an adapter over a model whose files do not list its matrices, by its widths."""
     found = trained_parameters(asked.policy, asked.facts.model)
     if found is not None:

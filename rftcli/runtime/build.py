@@ -29,6 +29,7 @@ from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.literals import hidden_literals
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime import engine_probe
+from rftcli.runtime.behind import Behind
 from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
 from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_critic, saved_critic
@@ -49,6 +50,7 @@ from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
 from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.runtime.vllm_engine import make_vllm
+from rftcli.runtime.writes import Later
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.drawing import NOTHING, Memory
@@ -115,10 +117,12 @@ class Job:
     """The user's own, where the plan has one."""
     info: dict[str, Any]
     limits: TimeLimits
+    behind: Behind | None = None
+    """What writes checkpoints behind the next steps; None: they are written before."""
     memory: Memory = NOTHING
     first_step: int = 1
 
-    def export(self, directory: Path, of: str = "live") -> None:
+    def export(self, directory: Path, of: str = "live", later: Later | None = None) -> None:
         """Write the policy so that from_pretrained loads it; `of` ema: its running mean. Collective: rank 0 keeps what the others help to gather."""
         state: dict[str, torch.Tensor] = {}
         for name, tensor in self.roles.policy.weights(of):
@@ -127,12 +131,12 @@ class Job:
         adapter = self.roles.policy.adapter
         plain = None if adapter is None else adapter.plain()
         shown = card(self.plan, self.latest)
-        self._write(directory, lambda: export_hf(self.model, self.tokenizer, state, directory, eos_ids=self.eos_ids, card=shown, plain=plain))
+        self._write(directory, lambda: export_hf(self.model, self.tokenizer, state, directory, eos_ids=self.eos_ids, card=shown, plain=plain), later)
 
-    def export_checkpoint(self, directory: Path) -> None:
+    def export_checkpoint(self, directory: Path, later: Later | None = None) -> None:
         """The policy, with what belongs beside it: `adapter/` where one is trained, `ema/` where the running mean is used, `critic/` where there is
         one. Collective."""
-        self.export(directory)
+        self.export(directory, later=later)
         learner, ema = self.roles.policy, self.plan.policy.ema
         if learner.adapter is not None:
             state: dict[str, torch.Tensor] = {}
@@ -141,11 +145,11 @@ class Job:
                     if self.world.rank == 0:
                         state[name] = parameter.data.to("cpu", copy=True)
             beside = directory.with_name("adapter")
-            self._write(beside, lambda: learner.adapter.save(beside, state))
+            self._write(beside, lambda: learner.adapter.save(beside, state), later)
         if ema is not None and (ema.export or ema.evaluate or self.plan.eval.weights == "ema"):
-            self.export(directory.with_name("ema"), "ema")
+            self.export(directory.with_name("ema"), "ema", later)
         if self.roles.critic is not None:
-            export_critic(self.roles.critic, self.tokenizer, directory.with_name(CRITIC_FOLDER), self.world)
+            export_critic(self.roles.critic, self.tokenizer, directory.with_name(CRITIC_FOLDER), self.world, later)
 
     def export_final(self) -> None:
         """What the run was for: the live weights, or their running mean. Collective."""
@@ -167,8 +171,12 @@ class Job:
         if self.plan.rollout.vllm is not None:
             self.sampler.sleep()
 
-    def _write(self, directory: Path, action: Callable[[], None]) -> None:
-        """Rank 0 writes; RftError on every rank alike when it could not."""
+    def _write(self, directory: Path, action: Callable[[], None], later: Later | None = None) -> None:
+        """Rank 0 writes; RftError on every rank alike when it could not. `later`: where what is written behind the next step is kept."""
+        if later is not None:
+            if self.world.rank == 0:
+                later.call(action)
+            return
         problem = None
         if self.world.rank == 0:
             try:
@@ -203,6 +211,8 @@ class Job:
 
     def close(self) -> None:
         """End worker processes and the engine."""
+        if self.behind is not None:
+            self.behind.close()
         self.profiler.close()
         self.scorer.close()
         self.source.close()
@@ -336,5 +346,5 @@ def build(
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
         tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, memory=memory, first_step=first_step,
-        profiler=StepProfiler(plan.profile, attempt, emit, world.rank),
+        profiler=StepProfiler(plan.profile, attempt, emit, world.rank), behind=Behind(world) if plan.checkpoint.background else None,
     )  # fmt: skip

@@ -380,7 +380,7 @@ OTHER: dict[str, str] = {
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
     "train.max_hours": "2", "train.max_tokens": "9", "checkpoint.every_minutes": "5", "checkpoint.before_deadline": "true", "checkpoint.deadline_margin_seconds": "9",
     "checkpoint.keep_best.metric": "eval.test.pass@1", "checkpoint.keep_best.mode": "min", "checkpoint.keep_best.keep": "2",
-    "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false",
+    "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false", "checkpoint.background": "true",
     "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",
     "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
     "track.wandb.upload_samples": "3", "track.python": "'a:B'", "launch.env": "{A: b}", "launch.timeout_minutes": "2",
