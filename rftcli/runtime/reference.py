@@ -12,6 +12,7 @@ import torch
 from rftcli.models.lora import Adapter
 from rftcli.protocols import Weights
 from rftcli.runtime.learner import DeepSpeedLearner, policy_inputs, temperature_of
+from rftcli.runtime.writes import NOW, Writer
 from rftcli.types import Batch
 
 STATE = "reference.pt"

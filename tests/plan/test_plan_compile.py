@@ -14,8 +14,8 @@ from rftcli.errors import EXIT_USAGE
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.compile_rollout import ROW_MULTIPLE
-from rftcli.plan.memory_ladder import MOST_TOKENS
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
+from rftcli.plan.memory_ladder import MOST_TOKENS
 from rftcli.plan.plan import Plan, plan_to_json
 from rftcli.recipe.kinds import keys
 from rftcli.recipe.load import load_text
