@@ -66,13 +66,10 @@ def host_copy(value: Any) -> Any:
 
     def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() == 0 or storage.nbytes() == 0:
-            fresh = tensor.detach().to("cpu", copy=True)
-        else:
-            if storage.data_ptr() not in storages:
-                storages[storage.data_ptr()] = storage.cpu() if storage.device.type != "cpu" else storage.clone()
-            fresh = torch.empty(0, dtype=tensor.dtype)
-            fresh.set_(storages[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride())
+        if storage._cdata not in storages:  # what torch.save knows a storage by; an empty one has no address
+            storages[storage._cdata] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
+        fresh = torch.empty(0, dtype=tensor.dtype)
+        fresh.set_(storages[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())
         if isinstance(tensor, torch.nn.Parameter):
             return torch.nn.Parameter(fresh, requires_grad=tensor.requires_grad)
         return fresh.requires_grad_(tensor.requires_grad)
@@ -86,7 +83,10 @@ def host_copy(value: Any) -> Any:
 
     def of_one(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
-            return of_tensor(item)
+            fresh = of_tensor(item)
+            for name, attribute in vars(item).items():  # DeepSpeed marks some of its own, and torch saves the marks
+                setattr(fresh, name, of(attribute))
+            return fresh
         if isinstance(item, MutableMapping):
             fresh = copy.copy(item)
             for key in item:

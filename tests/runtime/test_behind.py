@@ -214,6 +214,7 @@ def test_a_copy_shares_what_the_original_shares_and_nothing_with_it(tmp_path: Pa
         "groups": [{"lr": 0.1, "betas": (0.9, 0.95)}], "pair": Pair(torch.zeros(1), 2), "ordered": OrderedDict(b=base[:2], a=None),
         "empty": torch.empty(0), "size": torch.Size([2]), "dtype": torch.float32, "object": Counter(),
     }  # fmt: skip
+    base.mark = ["of a library"]  # type: ignore[attr-defined]
     copied = host_copy(original)
     before, after = tmp_path / "1" / "x.pt", tmp_path / "2" / "x.pt"
     before.parent.mkdir()
