@@ -21,7 +21,7 @@ from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rewards import check_overlong, shaping_plan
 from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
-from rftcli.plan.compile_run import check_eval_lengths, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
+from rftcli.plan.compile_run import check_eval_lengths, check_profile, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
 from rftcli.plan.compile_scorers import beside_scorers, scorer_plans
 from rftcli.plan.compile_teacher import estimator_notes, teacher_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
@@ -94,6 +94,7 @@ def compile_plan(
     check_update(recipe, world, policy, learner, problems)
     check_router(recipe, facts, problems)
     check_loss(recipe, rollout, problems, notes)
+    check_profile(recipe, device, problems)
     steps = steps_of(recipe, facts, problems)
     if problems:
         raise CompileError(problems)

@@ -27,7 +27,7 @@ def with_host(
     wanted, shape = asked.recipe.checkpoint.background, asked.shape
     if table is None or shape is None:
         if wanted == "auto":
-            notes.append("checkpoint.background false: the model's size is not known before it is loaded")
+            notes.append("checkpoint.background false: the size of the copy is not known before the model is loaded")
         return table, wanted is True
     copy_bytes = checkpoint_copy(asked, learner, shape)
     copy = MemoryRow(name=COPY, gib=dict.fromkeys(STAGES, copy_bytes / GIB))

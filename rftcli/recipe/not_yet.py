@@ -49,7 +49,7 @@ VALUES: dict[str, dict[str, str]] = {
     "rollout.engine": dict.fromkeys(("sglang", "diffusers"), "use vllm or hf"),
     "rollout.vllm.process": {"beside": "use inside: weights are copied in place, which needs the engine in the trainer's process"},
     "rollout.vllm.lora": {"adapter": "use merged: the engine then needs no adapter kernels, which slow every token"},
-    "profile.tool": dict.fromkeys(("nsys", "memory"), "use torch, or start the whole command under the tool: `nsys profile rft train ...`"),
+    "profile.tool": {"nsys": "use torch, or start the whole command under the tool: `nsys profile rft train ...`"},
 }
 """Pattern of a key -> value -> what to use instead."""
 

@@ -585,3 +585,8 @@ def test_a_number_of_rows_switches_the_token_budget_off(compiled: Compiled) -> N
     assert compiled().batch.tokens_per_micro_batch == MOST_TOKENS["cpu"]
     assert compiled("batch.tokens_per_micro_batch=3000").batch.tokens_per_micro_batch == 3000
     assert compiled("batch.micro_batch_size=2").batch.tokens_per_micro_batch is None
+
+
+def test_a_history_of_memory_needs_a_gpu(compiled: Compiled, gpus: MachineFacts) -> None:
+    assert problems_of(compiled, "profile.tool=memory") == {"profile.tool": "`memory` needs a GPU, and this run is on a CPU"}
+    assert compiled("profile.tool=memory", machine=gpus).profile.tool == "memory"
