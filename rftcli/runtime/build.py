@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from rftcli.data.source import PromptSource
 from rftcli.engines.shaping import rules_of
 from rftcli.engines.table import sampler_class
 from rftcli.errors import RftError
-from rftcli.models.export import export_hf
+from rftcli.models.export import hf_writer
 from rftcli.models.load import eos_ids, num_parameters, pad_id, special_tokens
 from rftcli.models.policy import CausalPolicy
 from rftcli.models.probe import TOLERANCE_8_BITS, Agreement, agreement
@@ -103,6 +104,8 @@ class Job:
     trackers: Trackers | None
     profiler: StepProfiler
     tokenizer: Any
+    tokenizer_to_write: Any
+    """The same, or its copy: a thread may not write the one that encodes."""
     model: Any
     """The policy in Hugging Face form, for its configuration; its weights may be sharded."""
     pad_id: int
@@ -131,7 +134,10 @@ class Job:
         adapter = self.roles.policy.adapter
         plain = None if adapter is None else adapter.plain()
         shown = card(self.plan, self.latest)
-        self._write(directory, lambda: export_hf(self.model, self.tokenizer, state, directory, eos_ids=self.eos_ids, card=shown, plain=plain), later)
+        write = _nothing
+        if self.world.rank == 0:
+            write = hf_writer(self.model, self.tokenizer_to_write, state, directory, eos_ids=self.eos_ids, card=shown, plain=plain)
+        self._write(directory, write, later)
 
     def export_checkpoint(self, directory: Path, later: Later | None = None) -> None:
         """The policy, with what belongs beside it: `adapter/` where one is trained, `ema/` where the running mean is used, `critic/` where there is
@@ -149,7 +155,7 @@ class Job:
         if ema is not None and (ema.export or ema.evaluate or self.plan.eval.weights == "ema"):
             self.export(directory.with_name("ema"), "ema", later)
         if self.roles.critic is not None:
-            export_critic(self.roles.critic, self.tokenizer, directory.with_name(CRITIC_FOLDER), self.world, later)
+            export_critic(self.roles.critic, self.tokenizer_to_write, directory.with_name(CRITIC_FOLDER), self.world, later)
 
     def export_final(self) -> None:
         """What the run was for: the live weights, or their running mean. Collective."""
@@ -228,6 +234,9 @@ class Job:
     def step_over(self) -> Boundary:
         """Does the run save, does it stop? Agreed over ranks: what rank 0 sees counts for all."""
         return self.world.gather(self.limits.step_over(self.attempt.stop_reason()) if self.world.rank == 0 else None)[0]
+
+
+def _nothing() -> None: ...
 
 
 def device_of(plan: Plan, local_rank: int) -> torch.device:
@@ -345,6 +354,6 @@ def build(
         sampler=sampler, source=source, scorer=scorer, errors=window, running_norm=running_norm,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
-        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, memory=memory, first_step=first_step,
+        tokenizer=tokenizer, tokenizer_to_write=deepcopy(tokenizer) if plan.checkpoint.background else tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, memory=memory, first_step=first_step,
         profiler=StepProfiler(plan.profile, attempt, emit, world.rank), behind=Behind(world) if plan.checkpoint.background else None,
     )  # fmt: skip
