@@ -53,7 +53,8 @@ def run_once(options: argparse.Namespace, way: str, model: Path, folder: Path, n
     if finished.returncode:
         raise SystemExit(f"{way}: exit {finished.returncode}: {finished.stderr[-1500:]}")
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    steps = [event["seconds"] for event in events if event["event"] == "step"][2:]  # the first warms caches up, the second holds the first's checkpoint
+    # the first step warms caches up, and the second holds its checkpoint
+    steps = [event["seconds"] for event in events if event["event"] == "step"][2:]
     written = [event["seconds"] for event in events if event["event"] == "checkpoint"][1:]
     return {"stall": [step["checkpoint"] for step in steps], "step": [step["total"] for step in steps], "written": written}
 

@@ -48,7 +48,8 @@ def compile_plan(
     scorers: Mapping[str, ScorerFacts] | None = None,
 ) -> Plan:
     """The plan for `recipe` on `facts`. `policy_path`: where the policy's files lie (`builtin:` resolved); `search_path`: the recipe's folder;
-    `critic`, `teacher`, `reference_facts`: what the files of a critic and a reference of their own and of a teacher say; `scorers`: what is known of each scorer by name.
+    `critic`, `teacher`, `reference_facts`: what the files of a critic and a reference of their own and of a teacher say; `scorers`: what is known of
+    each scorer by name.
 
     Raises CompileError with every problem found.
     """

@@ -53,7 +53,7 @@ def with_host(
 
 
 def checkpoint_copy(asked: Asked, learner: LearnerPlan, shape: Shape) -> float:
-    """Bytes of the rank that keeps most: its part of the optimizer, the module's weights, and the policy in Hugging Face form, of policy and critic."""
+    """Bytes of the rank that keeps most, for policy and critic: its part of the optimizer, the module's weights, and their Hugging Face form."""
     section, policy = asked.recipe.checkpoint, asked.policy
     held = replace(keeping(asked.recipe), offload_optimizer=False, offload_parameters=False)
     of: dict[str, Any] = {"stage": learner.zero_stage, "ranks": asked.world.ranks, "keeping": held}
