@@ -193,16 +193,18 @@ def layer_activations(shape: Shape, dtype: str, one: Pass) -> float:
         MLP            gate, its activation, up, their product                     4 x number x inner
 
     A mask is made anew for every layer, in the number type, and with one keys and values are repeated for all query heads. Eager attention keeps the
-    softmax of every head, in float32 and in the number type. Adapters in float32 over bfloat16 keep a float32 copy of what goes into each linear
-    layer.
+    softmax of every head, in float32 and in the number type. Below adapters nothing has gradients: what only a frozen weight's gradient would need is
+    not kept; adapters in float32 over bfloat16 keep a float32 copy of what goes into each linear layer.
     """
     number = DTYPE_BYTES[dtype]
     keys = shape.query_width if one.mask_width else shape.key_width
-    norms = 2 * (4 + 2 * number) * shape.hidden
+    half = number < 4
+    norms = 2 * (4 + (0 if half else number) if one.adapters else 4 + 2 * number) * shape.hidden
     attention = number * (2 * shape.query_width + 2 * keys + one.mask_width)
-    scores = (4 + number if number < 4 else 4) * shape.heads * one.mask_width if one.eager else 0
-    copies = 4 * (5 * shape.hidden + shape.query_width + shape.inner) if one.adapters and dtype == "bfloat16" else 0
-    return float(one.positions * (norms + attention + scores + 4 * number * shape.inner + copies))
+    scores = (4 + number if half else 4) * shape.heads * one.mask_width if one.eager else 0
+    mlp = (3 if one.adapters and half else 4) * number * shape.inner
+    copies = 4 * (5 * shape.hidden + shape.query_width + shape.inner) if one.adapters and half else 0
+    return float(one.positions * (norms + attention + scores + mlp + copies))
 
 
 def activations(shape: Shape, dtype: str, one: Pass, *, checkpointing: bool) -> float:

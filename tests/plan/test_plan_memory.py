@@ -80,7 +80,8 @@ def test_activations_in_numbers() -> None:
     masked = norms + 2 * (2 * 6 + 2 * 6 + 5) + mlp
     assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, mask_width=5)) == 10 * masked
     assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, mask_width=5, eager=True)) == 10 * (masked + 6 * 3 * 5)
-    assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, adapters=True)) == 10 * (plain + 4 * (20 + 6 + 10))
+    below = 2 * 4 * 4 + 2 * (2 * 6 + 2 * 2) + 3 * 2 * 10  # of an adapter: inputs of norms, attention, gate, its activation and up
+    assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, adapters=True)) == 10 * (below + 4 * (20 + 6 + 10))
     last = 10 * (4 + 4) * 4
     assert memory.activations(SMALL, "bfloat16", Pass(positions=10), checkpointing=False) == 3 * 10 * plain + last
     assert memory.activations(SMALL, "bfloat16", Pass(positions=10), checkpointing=True) == 10 * plain + 3 * 2 * 10 * 4 + last
