@@ -29,7 +29,8 @@ def with_host(
         if wanted == "auto":
             notes.append("checkpoint.background false: the size of the copy is not known before the model is loaded")
         return table, wanted is True
-    copy_bytes = checkpoint_copy(asked, learner, shape)
+    each, first = checkpoint_copy(asked, learner, shape)
+    copy_bytes = each + first
     copy = MemoryRow(name=COPY, gib=dict.fromkeys(STAGES, copy_bytes / GIB))
     if asked.world.device == "cpu":
         fits = table.peak[1] + copy_bytes / GIB <= table.usable_gib
@@ -41,9 +42,10 @@ def with_host(
         ranks = asked.world.ranks / asked.world.nodes
         held = ranks * sum(max(row.gib.values()) for row in host)
         room = HOST_SHARE * asked.facts.machine.memory_gib
-        fits = held + ranks * copy_bytes / GIB <= room
+        copies = (ranks * each + first) / GIB
+        fits = held + copies <= room
         background = fits if wanted == "auto" else wanted
-        text = f"{ranks * copy_bytes / GIB:.1f} GiB of copies beside {held:.1f} GiB in host memory, of {room:.0f} GiB"
+        text = f"{copies:.1f} GiB of copies beside {held:.1f} GiB in host memory, of {room:.0f} GiB"
         found = replace(table, host=(*host, copy) if background else host)
     if wanted == "auto":
         notes.append(f"checkpoint.background {str(background).lower()}: {text}")
@@ -52,21 +54,24 @@ def with_host(
     return found, bool(background)
 
 
-def checkpoint_copy(asked: Asked, learner: LearnerPlan, shape: Shape) -> float:
-    """Bytes of the rank that keeps most, for policy and critic: its part of the optimizer, the module's weights, and their Hugging Face form."""
+def checkpoint_copy(asked: Asked, learner: LearnerPlan, shape: Shape) -> tuple[float, float]:
+    """Bytes for policy and critic (of every rank: its part of the optimizer, and of the weights under stage 3; of rank 0 beyond that: the module's
+    weights, and their Hugging Face form)."""
     section, policy = asked.recipe.checkpoint, asked.policy
     held = replace(keeping(asked.recipe), offload_optimizer=False, offload_parameters=False)
     of: dict[str, Any] = {"stage": learner.zero_stage, "ranks": asked.world.ranks, "keeping": held}
     dtype, trained = trains_in(policy), trained_of(asked, shape)
     own = shape.parameters if policy.lora is None else trained  # below an adapter nothing changes, and nothing is saved
     critic = 0 if asked.recipe.models.critic is None else (asked.critic or asked.facts.model).parameters or 0
-    size = 0.0
+    each = first = 0.0
     if section.trainer_state:
-        size += memory.optimizer(trained + critic, dtype, **of) + memory.weights(own + critic, dtype, **of)
-        size += 0.0 if policy.ema is None else memory.running_mean(trained, ranks=asked.world.ranks)
+        module = memory.weights(own + critic, dtype, **of)
+        each += memory.optimizer(trained + critic, dtype, **of) + (module if learner.zero_stage == 3 else 0.0)
+        each += 0.0 if policy.ema is None else memory.running_mean(trained, ranks=asked.world.ranks)
+        first += 0.0 if learner.zero_stage == 3 else module
     if section.save_hf:
-        size += memory.frozen_copy(shape.parameters, policy.dtype) + memory.frozen_copy(critic, dtype)
-    return size
+        first += memory.frozen_copy(shape.parameters, policy.dtype) + memory.frozen_copy(critic, dtype)
+    return each, first
 
 
 def host_rows(asked: Asked, learner: LearnerPlan, rollout: RolloutPlan, shape: Shape) -> tuple[MemoryRow, ...]:
