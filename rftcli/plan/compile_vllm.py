@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rftcli.plan import engine_memory, memory
-from rftcli.plan.compile_models import trained_parameters, trains_in
-from rftcli.plan.compile_ppo import all_parameters
-from rftcli.plan.compile_precision import keeping
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.compile_server import apart, process_note, process_of, server_plan
-from rftcli.plan.facts import Facts, ModelFacts
-from rftcli.plan.plan import BatchPlan, LearnerPlan, ModelPlan, RolloutPlan, WorldPlan
+from rftcli.plan.facts import Facts
+from rftcli.plan.plan import ModelPlan, RolloutPlan, WorldPlan
 from rftcli.plan.plan_engine import VllmPlan
-from rftcli.plan.plan_models import ReferencePlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
+Held = Mapping[str, Mapping[str, float]]
+"""Name -> stage -> bytes."""
 MOST_SEQUENCES = 1024
 """Of one engine where the recipe leaves it to the plan: a decode step of more gains little, and their scores take memory."""
 SEQUENCE_MULTIPLE = 8
@@ -35,16 +34,16 @@ HOST_SHARE = 0.4
 
 
 def with_engine(
-    plan: RolloutPlan | None, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan | None,
-    batch: BatchPlan | None, reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
+    plan: RolloutPlan | None, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, held: Held | None,
+    problems: list[PlanProblem], notes: list[str],
 ) -> RolloutPlan | None:  # fmt: skip
-    """The rollout with its engine chosen, and planned where it is vLLM."""
-    if plan is None or learner is None or batch is None:
+    """The rollout with its engine chosen, and planned where it is vLLM. `held`: what training holds, None where that is not known."""
+    if plan is None:
         return plan
     engine, why = choice(recipe, facts, world)
     if engine == "vllm":
         own, told = [], []
-        found = _vllm(plan, recipe, facts, world, policy, learner, batch, reference, critic, own, told)
+        found = _vllm(plan, recipe, facts, world, policy, held, own, told)
         unfit = next((problem.message for problem in own if problem.path == "rollout.engine"), None)
         if recipe.rollout.engine == "auto" and unfit is not None:
             engine, why = "hf", f"vllm is there, but {unfit}"
@@ -61,8 +60,8 @@ def with_engine(
 
 
 def _vllm(
-    plan: RolloutPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan, batch: BatchPlan,
-    reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
+    plan: RolloutPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, held: Held | None,
+    problems: list[PlanProblem], notes: list[str],
 ) -> RolloutPlan:  # fmt: skip
     if recipe.rollout.hf != type(recipe.rollout.hf)():
         notes.append("rollout.hf has no effect: the engine is vllm")
@@ -92,7 +91,7 @@ def _vllm(
         vllm = apart(vllm, recipe, facts, world, problems, notes)
         notes.append(_reproducible(vllm, world))
         return replace(plan, engine="vllm", shares_weights=False, options={}, vllm=replace(vllm, sleep=0))
-    vllm = _with_memory(vllm, recipe, facts, world, policy, learner, batch, reference, critic, problems, notes)
+    vllm = _with_memory(vllm, recipe, facts, world, policy, held, problems, notes)
     notes.append(_reproducible(vllm, world))
     return replace(plan, engine="vllm", shares_weights=False, options={}, vllm=vllm)
 
@@ -158,46 +157,29 @@ def _check(recipe: Recipe, facts: Facts, world: WorldPlan, needs: int, problems:
 
 
 def _with_memory(
-    vllm: VllmPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan, batch: BatchPlan,
-    reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
+    vllm: VllmPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, held: Held | None,
+    problems: list[PlanProblem], notes: list[str],
 ) -> VllmPlan:  # fmt: skip
     section, model, machine = recipe.rollout.vllm, facts.model, facts.machine
     share = None if section.memory_share == "auto" else float(section.memory_share)
     parameters, hidden, layers = policy.parameters, model.hidden, model.layers
     sleeps = None if section.sleep == "auto" else section.sleep > 0
-    if parameters is None or hidden is None or layers is None:
+    if parameters is None or hidden is None or layers is None or held is None:
         if world.device == "cpu":
             cache = CPU_CACHE_SHARE * machine.memory_gib * memory.GIB / world.ranks
             return replace(vllm, cache_bytes=int(cache), memory_share=share, memory="the model's size is not known before it is loaded")
         notes.append(f"rollout.vllm: the model's size is not known before it is loaded; the engine gets {share or UNKNOWN_SHARE:.0%} of each GPU")
         level = 1 if section.sleep == "auto" else section.sleep
         return replace(vllm, memory_share=share or UNKNOWN_SHARE, sleep=level, memory="the model's size is not known before it is loaded")
-    number = memory.DTYPE_BYTES[policy.dtype]
-    wanted = engine_memory.engine(
-        parameters=parameters,
-        number_bytes=number,
-        layers=layers,
-        key_width=model.key_width or hidden,
-        vocabulary=model.vocabulary or 0,
-        tensor_parallel=vllm.tensor_parallel,
-        sequences=vllm.max_sequences,
-        tokens=vllm.max_model_tokens,
-    )
+    wanted = wanted_engine(recipe, facts, world, policy)
     if world.device == "cpu":
         most = (CPU_CACHE_SHARE if share is None else share) * machine.memory_gib * memory.GIB / world.ranks
         cache = max(wanted.cache_least, min(wanted.cache_wanted, most) if share is None else most)
         text = f"{cache / memory.GIB:.2f} GiB of cache a rank ({wanted.cache_wanted / memory.GIB:.2f} GiB would hold all sequences)"
         return replace(vllm, cache_bytes=int(cache), memory_share=share, memory=text)
-    whole, trained = all_parameters(recipe, model, critic) or parameters, trained_parameters(policy, model)
-    if trained is not None:
-        trained += whole - parameters
-    state = memory.training_bytes(whole, trains_in(policy), learner.zero_stage, world.ranks, keeping(recipe), trained=trained)
-    if reference is not None and reference.kind == "model" and not reference.offload:
-        state += number * parameters
-    positions = batch.tokens_per_micro_batch or batch.micro_batch_size * vllm.max_model_tokens
-    working = engine_memory.activations(
-        positions=positions, hidden=hidden, layers=layers, number_bytes=number, checkpointing=policy.gradient_checkpointing
-    )
+    beside = {name: by for name, by in held.items() if name != "reward models"}  # `facts` are what those have left
+    state = sum(by.get("rollout", 0.0) for by in beside.values())
+    working = max(sum(by.get(stage, 0.0) for by in beside.values()) for stage in ("score", "credit", "learn")) - state
     whole_device = machine.gpu_memory_gib * memory.GIB - (SECOND_CONTEXT_BYTES if vllm.process == "beside" else 0)
     division = engine_memory.divide(whole_device, state, working, wanted, share=share, sleeps=sleeps)
     if not division.fits:
@@ -212,6 +194,22 @@ def _with_memory(
     if section.sleep == "auto" and level:
         notes.append(f"rollout.vllm.sleep {level}: {division.text}")
     return replace(vllm, cache_bytes=max(1, int(division.cache)), memory_share=round(division.share, 3), sleep=level, memory=division.text)
+
+
+def wanted_engine(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan) -> engine_memory.Engine:
+    """What vLLM wants for a model whose widths are known."""
+    section, model = recipe.rollout.vllm, facts.model
+    assert model.parameters is not None and model.layers is not None and model.hidden is not None
+    return engine_memory.engine(
+        parameters=model.parameters,
+        number_bytes=memory.DTYPE_BYTES[policy.dtype],
+        layers=model.layers,
+        key_width=model.key_width or model.hidden,
+        vocabulary=model.vocabulary or 0,
+        tensor_parallel=section.tensor_parallel,
+        sequences=_sequences(recipe, world) if section.max_sequences == "auto" else section.max_sequences,
+        tokens=engine_needs(recipe) if section.max_model_tokens == "auto" else section.max_model_tokens,
+    )
 
 
 def _level(sleeps: bool, wanted: engine_memory.Engine, world: WorldPlan, facts: Facts) -> int:

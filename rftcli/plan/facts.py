@@ -48,6 +48,11 @@ class ModelFacts:
     """Shapes of the stored tensors by name, where the files say so without being loaded."""
     key_width: int | None = None
     """Numbers that a layer keeps of a position as its keys: heads of keys x width of a head."""
+    query_width: int | None = None
+    """Heads x width of a head."""
+    heads: int | None = None
+    inner: int | None = None
+    """Width of a layer's MLP; of all experts that a position goes through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

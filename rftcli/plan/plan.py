@@ -15,6 +15,7 @@ from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
 from rftcli.plan.plan_engine import VllmPlan
 from rftcli.plan.plan_loss import AdvantagePlan, KlPlan, LossPlan
+from rftcli.plan.plan_memory import MemoryPlan
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan, ServerPlan
 from rftcli.plan.plan_rewards import ShapingPlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
@@ -326,6 +327,8 @@ class Plan:
     scorers: tuple[ScorerSpec, ...] = ()
     """Models and services that parts of rewards use, those of evaluation too."""
     teacher: TeacherPlan | None = None
+    memory: MemoryPlan | None = None
+    """None where the model's files do not tell its widths."""
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from rftcli.plan import memory
 from rftcli.plan.plan import LearnerPlan, ModelPlan, Plan, RolloutPlan, plan_hash
 from rftcli.plan.show_engine import apart_rows
+from rftcli.plan.show_memory import memory_lines
 from rftcli.plan.show_models import model_rows
 from rftcli.plan.show_sampling import sampling_rows
 from rftcli.plan.show_scorers import scorer_rows
@@ -51,7 +52,7 @@ def plan_text(plan: Plan) -> str:
         rows.append((f"reward {label}", " + ".join(f"{part.weight:g} x {part.name}" for part in parts)))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
-    return "\n".join([*lines, *(f"note: {text}" for text in plan.notes)])
+    return "\n".join([*lines, *memory_lines(plan), *(f"note: {text}" for text in plan.notes)])
 
 
 def _old_logprobs(plan: Plan) -> str:

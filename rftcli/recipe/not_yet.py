@@ -46,7 +46,7 @@ VALUES: dict[str, dict[str, str]] = {
     "models.policy.attention": {"flex": "use varlen: it packs without compiling a mask for every micro-batch"},
     "rollout.engine": dict.fromkeys(("sglang", "diffusers"), "use vllm or hf"),
     "rollout.vllm.lora": {"adapter": "use merged: the engine then needs no adapter kernels, which slow every token"},
-    "profile.tool": dict.fromkeys(("nsys", "memory"), "use torch, or start the whole command under the tool: `nsys profile rft train ...`"),
+    "profile.tool": {"nsys": "use torch, or start the whole command under the tool: `nsys profile rft train ...`"},
 }
 """Pattern of a key -> value -> what to use instead."""
 

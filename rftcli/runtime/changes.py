@@ -112,6 +112,8 @@ CHANGES: dict[str, tuple[str, str]] = {
     "max_hours": (FREE, "when to stop"),
     "max_tokens": (FREE, "when to stop"),
     "notes": (FOLLOWS, "words"),
+    "memory": (FOLLOWS, "an estimate"),
+    "memory.**": (FOLLOWS, "an estimate"),
     "format": (IMPOSSIBLE, "another form of plan"),
     "world.ranks": (RISKY, "sums have another order, so the bits differ; the trainer's state is cut anew"),
     "world.device": (RISKY, "other arithmetic, so the bits differ"),

@@ -186,7 +186,11 @@ class AttemptDir:
 
 def write_json(path: Path, data: Any) -> None:
     """Whole or not at all: written beside, flushed to disk, renamed."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_text(data))
+
+
+def json_text(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from rftcli.errors import HeldUpError
 from rftcli.redact import known_values, redacted_text
+from rftcli.runtime.hang import TIMED_OUT, waited_in_vain
 from rftcli.runtime.rundir import DEAD_AFTER_SECONDS, AttemptDir, RunDir, State
 
 SECONDARY = (
@@ -255,6 +256,9 @@ def first_cause(attempt: AttemptDir, watch: Watch) -> str:
     primary = _primary(records)
     if primary:
         first = primary[0]
+        hang = waited_in_vain(attempt, primary) if any(text in first["message"] for text in TIMED_OUT) else None
+        if hang is not None:
+            return hang
         hint = f"\nhint: {first['hint']}" if first["hint"] else ""
         message = first["message"].split("\nhint: ")[0]
         kind = "" if first["expected"] else f"{first['type']}: "

@@ -14,8 +14,8 @@ from rftcli.errors import EXIT_USAGE
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.compile_rollout import ROW_MULTIPLE
-from rftcli.plan.compile_update import TOKENS_PER_MICRO_BATCH
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
+from rftcli.plan.memory_ladder import MOST_TOKENS
 from rftcli.plan.plan import Plan, plan_to_json
 from rftcli.recipe.kinds import keys
 from rftcli.recipe.load import load_text
@@ -95,7 +95,7 @@ def test_automatic_micro_batches_are_as_few_as_fit_and_as_even_as_one_size_allow
     ).recipe
     facts = Facts(machine=MachineFacts(cores=1, memory_gib=1.0), model=ModelFacts(path="m"), ranks=1)
     micro = compile_plan(recipe, facts, name="n", search_path="/", policy_path="m").batch.micro_batch_size
-    rows, most = groups * samples, max(1, TOKENS_PER_MICRO_BATCH["cpu"] // positions)
+    rows, most = groups * samples, max(1, MOST_TOKENS["cpu"] // positions)
     assert 1 <= micro <= most
     assert math.ceil(rows / micro) == math.ceil(rows / most)  # no more passes than the budget asks for
     assert micro == 1 or math.ceil(rows / (micro - 1)) > math.ceil(rows / micro)  # a smaller size would need more
@@ -385,7 +385,7 @@ OTHER: dict[str, str] = {
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
     "train.max_hours": "2", "train.max_tokens": "9", "checkpoint.every_minutes": "5", "checkpoint.before_deadline": "true", "checkpoint.deadline_margin_seconds": "9",
     "checkpoint.keep_best.metric": "eval.test.pass@1", "checkpoint.keep_best.mode": "min", "checkpoint.keep_best.keep": "2",
-    "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false",
+    "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false", "checkpoint.background": "true",
     "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",
     "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
     "track.wandb.upload_samples": "3", "track.python": "'a:B'", "launch.env": "{A: b}", "launch.timeout_minutes": "2",
@@ -594,6 +594,11 @@ def test_several_rollouts_have_whole_groups_on_every_rank(compiled: Compiled) ->
 
 
 def test_a_number_of_rows_switches_the_token_budget_off(compiled: Compiled) -> None:
-    assert compiled().batch.tokens_per_micro_batch == TOKENS_PER_MICRO_BATCH["cpu"]
+    assert compiled().batch.tokens_per_micro_batch == MOST_TOKENS["cpu"]
     assert compiled("batch.tokens_per_micro_batch=3000").batch.tokens_per_micro_batch == 3000
     assert compiled("batch.micro_batch_size=2").batch.tokens_per_micro_batch is None
+
+
+def test_a_history_of_memory_needs_a_gpu(compiled: Compiled, gpus: MachineFacts) -> None:
+    assert problems_of(compiled, "profile.tool=memory") == {"profile.tool": "`memory` needs a GPU, and this run is on a CPU"}
+    assert compiled("profile.tool=memory", machine=gpus).profile.tool == "memory"

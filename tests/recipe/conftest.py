@@ -394,6 +394,7 @@ checkpoint:
     mode: min
     keep: 2
   max_gib: 100.0
+  background: false
   trainer_state: true
   save_hf: false
 track:

@@ -193,6 +193,7 @@ ADDED = {
     "checkpoint.keep_best.mode",
     "checkpoint.keep_best.keep",
     "checkpoint.max_gib",
+    "checkpoint.background",
     *(f"models.scorers.NAME.{key}" for key in (
         "revision", "tokenizer", "template", "dtype", "trust_remote_code", "quantise", "quantise.bits", "quantise.kind", "quantise.nested", "options",
         "max_tokens", "overlong", "batch_tokens", "shard", "score.json", "score.token", "score.against", "max_new_tokens", "temperature", "samples",
