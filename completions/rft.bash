@@ -11,7 +11,7 @@ _rft() {
     resume) words="--set --step --accept --fork --ranks --gpus --smoke --nodes --hostfile --launcher --quiet --json --help" ;;
     eval) words="--set --step --compare --run-dir --ranks --gpus --nodes --hostfile --launcher --quiet --json --help" ;;
     validate-recipe) words="--set --ranks --gpus --json --help" ;;
-    plan) words="--set --ranks --gpus --nodes --hostfile --launcher --out --json --help" ;;
+    plan) words="--set --ranks --gpus --nodes --hostfile --launcher --machine --out --json --help" ;;
     show) words="--set --origins --json --help" ;;
     explain) words="--help" ;;
     schema) words="--help" ;;

@@ -66,6 +66,7 @@ complete -c rft -n '__fish_seen_subcommand_from plan' -l gpus -r -d 'GPUs to use
 complete -c rft -n '__fish_seen_subcommand_from plan' -l nodes -r -d 'How many machines; --gpus and slots count on each'
 complete -c rft -n '__fish_seen_subcommand_from plan' -l hostfile -r -d 'Machines to run on, one a line: NAME slots=N'
 complete -c rft -n '__fish_seen_subcommand_from plan' -l launcher -r -d 'What starts the ranks there: pdsh, slurm, openmpi, none; default: pdsh'
+complete -c rft -n '__fish_seen_subcommand_from plan' -l machine -r -d 'Plan for another machine: 8xH100-80, 2x8xH100-80, 4xCPU-64'
 complete -c rft -n '__fish_seen_subcommand_from plan' -l out -r -d 'Write the plan here; `rft train PLAN` runs it'
 complete -c rft -n '__fish_seen_subcommand_from plan' -l json -d 'Data as JSON on stdout, talk on stderr'
 complete -c rft -n '__fish_seen_subcommand_from plan' -l help -d 'Show the options'

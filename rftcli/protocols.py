@@ -168,7 +168,8 @@ class Observer(Protocol):
 class Stateful(Protocol):
     """Something that remembers. The checkpoint holds one registry of these, so nothing is forgotten."""
 
-    def state_dict(self) -> Mapping[str, Any]: ...
+    def state_dict(self) -> Mapping[str, Any]:
+        """The same on every rank, and called on all of them: what is spread over ranks is gathered here."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 

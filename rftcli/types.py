@@ -188,6 +188,8 @@ class Experience:
     """(T,) as the engine reported them."""
     temperatures: torch.Tensor | None = None
     """(T,) that each token was sampled at; None: all at the rollout's."""
+    stale: torch.Tensor | None = None
+    """(T,) bool: tokens that older weights sampled; None: there are none in this run."""
     entropies: torch.Tensor | None = None
     """(T,) of the pass before the updates, where something reads them."""
     correction: torch.Tensor | None = None
@@ -241,6 +243,8 @@ class Batch:
     """The largest N of any rank in this micro-step; 0 where the ranks need not agree."""
     temperatures: torch.Tensor | None = None
     """(N,) that log-probs are taken at; None: one for all."""
+    stale: torch.Tensor | None = None
+    """(N,) bool: sampled by older weights; None: none is."""
     router_losses: torch.Tensor | None = None
     """(num_sequences,) how unevenly each sequence used the experts; set by a learner whose model measures it."""
     correction: torch.Tensor | None = None
@@ -314,3 +318,5 @@ class Request:
     samples: tuple[int, ...]
     partial: Mapping[int, TokenTrace] = field(default_factory=dict)
     """Sample index -> what an earlier rollout already sampled of it; the engine goes on from there."""
+    limit: int | None = None
+    """Tokens at which its answers are cut in this call, those of earlier rollouts included; None: the `max_new_tokens` of the settings."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -36,6 +37,14 @@ class Kit:
     def request(self, samples: int = 8, draw: int = 0, **rest: Any) -> Request:
         prompt = Prompt(draw=draw, row=0, row_id="t:0", source="t", label="l", text="", token_ids=self.question)
         return Request(prompt=prompt, samples=tuple(range(samples)), **rest)
+
+    def in_two(self, cut: int, samples: int, **changes: Any) -> list[Completion]:
+        """Up to `cut`, and what has not ended on to its end in a second call."""
+        first = self.sample(samples, max_new_tokens=cut, **changes)
+        settings = SamplingSettings(**{"max_new_tokens": 24, "seed": 0, **changes})
+        left = {made.sample: made.trace for made in first if made.finish is FinishReason.LENGTH}
+        rest = self.sampler.generate([Request(prompt=first[0].prompt, samples=tuple(left), partial=left)], settings) if left else ()
+        return sorted([*rest, *(made for made in first if made.sample not in left)], key=lambda made: made.sample)
 
     @torch.no_grad()
     def scores(self, ids: Sequence[int]) -> torch.Tensor:
@@ -108,7 +117,33 @@ def a_caller_that_leaves_early_leaves_an_engine_that_works(kit: Kit) -> None:
     kit.sampler.load(kit.weights(), 2)
 
 
+def an_interrupted_answer_goes_on(kit: Kit) -> None:
+    """Greedy, it is the one that was not interrupted, stop strings across the cut included; sampled, its log-probs are the trainer's."""
+    kit.sampler.load(kit.weights(), 1)
+    (whole,) = kit.sample(1, temperature=0.0, ignore_eos=True)
+    pieces = [kit.tokenizer.decode([token]) for token in whole.trace.ids]
+    stop = next(left[-1] + right[0] for left, right in pairwise(pieces[2:]) if left and right)
+    stopped = kit.sample(1, temperature=0.0, ignore_eos=True, stop=(stop,))[0]
+    assert stopped.finish is FinishReason.STOP
+    for cut in range(1, len(stopped.trace.ids) + 1):
+        assert kit.in_two(cut, 1, temperature=0.0, ignore_eos=True)[0].trace.ids == whole.trace.ids
+        again = kit.in_two(cut, 1, temperature=0.0, ignore_eos=True, stop=(stop,))[0]
+        assert (again.trace.ids, again.finish) == (stopped.trace.ids, FinishReason.STOP)
+    for made in kit.in_two(5, 16, logprobs=True):
+        assert made.trace.logprobs is not None
+        assert torch.allclose(torch.tensor(made.trace.logprobs), kit.logprobs(made.trace.ids), atol=1e-4)
+
+
+def requests_have_limits_of_their_own(kit: Kit) -> None:
+    kit.sampler.load(kit.weights(), 1)
+    prompt = kit.request().prompt
+    requests = [Request(prompt=prompt, samples=(0,), limit=3), Request(prompt=prompt, samples=(1,), limit=9), Request(prompt=prompt, samples=(2,))]
+    settings = SamplingSettings(max_new_tokens=12, min_new_tokens=6, seed=0, ignore_eos=True)
+    assert {made.sample: len(made.trace.ids) for made in kit.sampler.generate(requests, settings)} == {0: 3, 1: 9, 2: 12}
+
+
 CHECKS: tuple[Callable[[Kit], None], ...] = (
     log_probs_are_the_trainers, new_weights_change_what_is_sampled, completions_end_where_they_should, greedy_is_the_trainers_argmax,
     filters_and_penalties_shape_the_samples, a_caller_that_leaves_early_leaves_an_engine_that_works,
+    an_interrupted_answer_goes_on, requests_have_limits_of_their_own,
 )  # fmt: skip

@@ -88,7 +88,7 @@ LOSSES: dict[str, Loss] = {
     "cpg": Loss(
         function=cpg,
         unit="token",
-        options=(*_CLIPS, "drift"),
+        options=(*_CLIPS, "drift", "drift_bound"),
         source="CPGD, arXiv:2505.12504",
         summary="the log-prob times the advantage, clipped, with a drift term",
     ),

@@ -64,12 +64,11 @@ def white_tokens(values: Tensor, *, mean: float, variance: float) -> Tensor:
 
 
 def white_completions(values: Tensor, *, eps: float = 1e-4) -> Tensor:
-    """(C,) (x - mean) / (std + eps) over all scored completions of the step; std with the divisor n - 1, 0 for a single one."""
+    """(C,) (x - mean) / (std + eps) over all scored completions of the step; std with the divisor n - 1. Values that are all alike give exactly 0."""
     x = values.detach().double()
-    if x.numel() == 0:
-        return values.float()
-    deviation = x.std() if x.numel() > 1 else torch.zeros((), dtype=torch.float64)
-    return ((x - x.mean()) / (deviation + eps)).float()
+    if x.numel() == 0 or x.min() == x.max():
+        return torch.zeros_like(x, dtype=torch.float32)  # a mean that misses them by its last bit would be divided by epsilon
+    return ((x - x.mean()) / (x.std() + eps)).float()
 
 
 def _is_last(sequence: Tensor) -> Tensor:

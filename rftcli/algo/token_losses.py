@@ -67,9 +67,12 @@ def sapo(new: Tensor, old: Tensor, advantages: Tensor, *, tau_positive: float, t
     return LossTerms(loss=loss, ratio=ratio.detach())
 
 
-def cpg(new: Tensor, old: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, drift: float) -> LossTerms:
+def cpg(
+    new: Tensor, old: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, drift: float, drift_bound: float | None = None
+) -> LossTerms:
     """-A c + drift (rho - 1 - (new - old)), c = min(new, old + log(1 + clip_high)) for A > 0, else max(new, old + log(1 - clip_low))
-    (arXiv:2505.12504): the log-prob takes the place of the ratio. `drift` is the paper's alpha, of the distance from old; 0 is off."""
+    (arXiv:2505.12504): the log-prob takes the place of the ratio. `drift` is the paper's alpha, of the distance from old; 0 is off. `drift_bound` is
+    its c: the pull of the drift, rho - 1, grows no further than that."""
     assert 0 <= clip_low <= 1 and clip_high >= 0 and drift >= 0, (clip_low, clip_high, drift)
     advantages, old = advantages.detach(), old.detach()
     top = old + math.log1p(clip_high)
@@ -80,8 +83,14 @@ def cpg(new: Tensor, old: Tensor, advantages: Tensor, *, clip_low: float, clip_h
     difference = log_ratio(new, old)
     loss = -advantages * bounded
     if drift:
-        loss = loss + drift * (torch.expm1(difference) - difference)
+        loss = loss + drift * (torch.expm1(difference) - difference if drift_bound is None else _bounded_drift(new - old, drift_bound))
     return LossTerms(loss=loss, clipped_low=clipped_low, clipped_high=clipped_high, ratio=difference.detach().exp())
+
+
+def _bounded_drift(difference: Tensor, bound: float) -> Tensor:
+    """(N,) rho - 1 - log rho up to where its slope, rho - 1, is `bound`; from there a straight line: it pulls back however far rho has gone."""
+    held = difference.clamp(max=math.log1p(bound))
+    return torch.expm1(held) - held + bound * (difference - held)
 
 
 def reinforce(new: Tensor, old: Tensor, advantages: Tensor, *, importance_weight: bool) -> LossTerms:

@@ -22,19 +22,28 @@ def plan(
     nodes: where.Nodes = None,
     hostfile: where.Hostfile = None,
     launcher: where.Launcher = None,
+    machine: Annotated[str | None, typer.Option("--machine", help="Plan for another machine: 8xH100-80, 2x8xH100-80, 4xCPU-64.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan here; `rft train PLAN` runs it.")] = None,
     as_json: talk.Json = False,
 ) -> int:
-    """Show what a recipe would do on this machine."""
+    """Show what a recipe would do on this machine, or on another."""
     from rftcli.codec import to_data
     from rftcli.plan.plan import plan_to_json
     from rftcli.plan.show import plan_text
     from rftcli.probe.lengths import lengths_text
+    from rftcli.probe.machine import other_machine
     from rftcli.runtime import prepare
     from rftcli.runtime.rundir import write_text
 
-    place = where.where(None, ranks=ranks, gpus=gpus, nodes=nodes, hostfile=hostfile, launcher=launcher)
-    prepared = prepare.prepare(recipe, sets, ranks=ranks, gpus=gpus, several=place.several)
+    other = None
+    if machine is not None:
+        if (ranks, gpus, nodes, hostfile, launcher) != (None,) * 5:
+            raise UsageError("--machine says how many GPUs or ranks there are, on how many machines", hint="leave out the other options of place")
+        if recipe.suffix == ".json":
+            raise UsageError("a plan is finished; --machine makes another one from a recipe")
+        other = other_machine(machine)
+    place = where.where(None, ranks=ranks, gpus=gpus, nodes=nodes, hostfile=hostfile, launcher=launcher) if other is None else None
+    prepared = prepare.prepare(recipe, sets, ranks=ranks, gpus=gpus, several=None if place is None else place.several, other=other)
     for text in prepared.warnings:
         talk.say(f"warning: {text}")
     if out is not None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rftcli.cli import talk
-from rftcli.errors import EXIT_FAILED, UsageError
+from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
-    from rftcli.runtime.try_rewards import Tried
+    from rftcli.runtime.try_rewards import Part, Tried
 
 app = typer.Typer(add_completion=False)
 SHOWN = 10
@@ -36,7 +38,11 @@ def rewards(
     from rftcli.runtime import prepare
     from rftcli.runtime.try_rewards import as_data, try_rewards
 
-    tried = try_rewards(prepare.load(recipe, sets), count=rows, completions=completions)
+    try:
+        tried = try_rewards(prepare.load(recipe, sets), count=rows, completions=completions)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(EXIT_INTERRUPTED)  # a reward function that never returns holds a thread, which Python would wait for
     if as_json:
         talk.data(as_data(tried))
     else:
@@ -52,10 +58,14 @@ def as_text(tried: Tried) -> str:
         return "-" if value is None else short(value)
 
     several = len({part.label for part in tried.parts}) > 1
+
+    def name(part: Part) -> str:
+        return f"{part.label}.{part.name}" if several else part.name
+
     parts = [["part", "weight", "scored", "abstained", "errors", "mean", "min", "max", "seconds"]]
     parts += [
         [
-            f"{part.label}.{part.name}" if several else part.name, f"{part.weight:g}", str(part.scored), str(part.abstained),
+            name(part), f"{part.weight:g}", str(part.scored), str(part.abstained),
             str(sum(part.errors.values())), number(part.mean), number(part.least), number(part.greatest), short(part.seconds),
         ]
         for part in tried.parts
@@ -70,7 +80,7 @@ def as_text(tried: Tried) -> str:
         lines.append(f"... and {len(tried.samples) - SHOWN} more (--json has all)")
     if tried.changed is not None:
         lines += ["", f"recorded rewards that differ from these: {tried.changed}"]
-    errors = [f"{part.name}: {count} x {text}" for part in tried.parts for text, count in part.errors.items()]
+    errors = [f"{name(part)}: {count} x {text}" for part in tried.parts for text, count in part.errors.items()]
     errors += [f"combine: {text}" for text in dict.fromkeys(sample.error for sample in tried.samples if sample.error)]
     return "\n".join([*lines, *(["", "errors:", *(f"  {text}" for text in errors)] if errors else [])])
 

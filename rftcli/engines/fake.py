@@ -53,13 +53,13 @@ class FakeSampler:
         ids = [] if earlier is None else list(earlier.ids)
         logprobs = [] if earlier is None else earlier.logprobs
         answer = None if self._respond is None else tuple(self._respond(request.prompt, sample, settings))
-        finish = rule.finished(ids)
+        finish = rule.finished(ids, request.limit)
         while finish is None:
             if answer is not None and len(ids) >= len(answer):
                 finish = FinishReason.STOP
                 break
             ids.append(self._keyed_id(request.prompt.draw, sample, len(ids), settings, rule) if answer is None else answer[len(ids)])
-            finish = rule.finished(ids)
+            finish = rule.finished(ids, request.limit)
         new = len(ids) - (0 if earlier is None else len(earlier.ids))
         certain = answer is not None
         logprob = 0.0 if certain else -math.log(self._vocab_size)

@@ -28,11 +28,12 @@ class StopRule:
     max_new_tokens: int
     decode: Decode
 
-    def finished(self, ids: Sequence[int]) -> FinishReason | None:
-        """Why the completion ends with the last of `ids` (all tokens so far), or None if it goes on. Call it after every token."""
+    def finished(self, ids: Sequence[int], limit: int | None = None) -> FinishReason | None:
+        """Why the completion ends with the last of `ids` (all tokens so far), or None if it goes on. Call it after every token. `limit`: of its
+        request, where that has one."""
         if ids and (ids[-1] in self.ids or (len(ids) >= self.min_new_tokens and self._ends_a_string(ids))):
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(ids) >= self.max_new_tokens else None
+        return FinishReason.LENGTH if len(ids) >= (self.max_new_tokens if limit is None else min(limit, self.max_new_tokens)) else None
 
     def _ends_a_string(self, ids: Sequence[int]) -> bool:
         """Whether the last token completed a stop string. A token holds at least one byte of text, so a string spans at most its bytes in tokens."""

@@ -110,7 +110,7 @@ class HFSampler:
         try:
             waiting: dict[int, list[Row]] = {}
             for row in rows:
-                finish = rule.finished(row.ids)
+                finish = rule.finished(row.ids, row.request.limit)
                 if finish is None and row.ids and call.rules.grammar is not None and call.rules.grammar.matcher(row.ids).complete:
                     finish = FinishReason.STOP
                 if finish is not None:
@@ -200,7 +200,7 @@ class HFSampler:
                 row.ids.append(token)
                 if row.logprobs is not None:
                     row.logprobs.append(logprobs[index])
-                finish = call.rule.finished(row.ids)
+                finish = call.rule.finished(row.ids, row.request.limit)
                 if batch.shaping is not None:
                     batch.shaping.push(index, token)
                     if batch.shaping.complete(index):

@@ -1,6 +1,6 @@
 """What the samplers share whose engine is a model of its own: the rows of requests, versions, the ranks of one engine, the process's generators.
 
-What it leaves out: sampling, and pushing weights (`vllm`, `sglang`).
+What it leaves out: sampling, and pushing weights (`vllm`, `vllm_remote`, `sglang`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Row:
     draw: int
     sample: int
     done: int
+    limit: int
+    """Tokens at which the answer is cut, `done` ones included."""
     request: Request | None = None
 
 
@@ -41,8 +43,16 @@ def usable(version: int | None, newest: Callable[[], int] | None) -> int:
     return version
 
 
-def split(requests: Sequence[Request], rule: StopRule) -> tuple[list[Row], list[tuple[Row, FinishReason]]]:
-    """(rows to sample, rows that an earlier rollout has finished). UsageError for an empty prompt."""
+def row_of(request: Request, sample: int, settings: SamplingSettings) -> Row:
+    earlier = request.partial.get(sample)
+    ids = () if earlier is None else tuple(earlier.ids)
+    limit = settings.max_new_tokens if request.limit is None else min(request.limit, settings.max_new_tokens)
+    return Row(prefix=(*request.prompt.token_ids, *ids), draw=request.prompt.draw, sample=sample, done=len(ids), limit=limit, request=request)
+
+
+def split(requests: Sequence[Request], settings: SamplingSettings, rule: StopRule) -> tuple[list[Row], list[tuple[Row, FinishReason]]]:
+    """(rows to sample, rows that an earlier rollout has finished), both in the order of `requests`. UsageError for a prompt of no tokens: there is
+    nothing to go on from."""
     for request in requests:
         if not request.prompt.token_ids:
             raise UsageError(f"prompt {request.prompt.row_id} has no tokens", hint="every row needs a prompt of at least one token")
@@ -50,15 +60,28 @@ def split(requests: Sequence[Request], rule: StopRule) -> tuple[list[Row], list[
     finished: list[tuple[Row, FinishReason]] = []
     for request in requests:
         for sample in request.samples:
-            earlier = request.partial.get(sample)
-            ids = () if earlier is None else tuple(earlier.ids)
-            found = Row(prefix=(*request.prompt.token_ids, *ids), draw=request.prompt.draw, sample=sample, done=len(ids), request=request)
-            finish = rule.finished(ids)
+            row = row_of(request, sample, settings)
+            finish = rule.finished(row.prefix[len(request.prompt.token_ids) :], request.limit)
             if finish is None:
-                waiting.append(found)
+                waiting.append(row)
             else:
-                finished.append((found, finish))
+                finished.append((row, finish))
     return waiting, finished
+
+
+def cut_at_stop(
+    rule: StopRule, row: Row, finish: FinishReason, new: tuple[int, ...], logprobs: tuple[float, ...] | None
+) -> tuple[FinishReason, tuple[int, ...], tuple[float, ...] | None]:
+    """The answer up to the end of a stop string that begins in what was sampled earlier: engines look for stop strings in new text alone."""
+    earlier = row.prefix[len(row.prefix) - row.done :]
+    if not earlier or not rule.strings:
+        return finish, new, logprobs
+    nearest = max(len(string.encode()) for string in rule.strings)  # a token holds at least one byte
+    counts = range(1, min(len(new), nearest) + 1)
+    torn = next((count for count in counts if rule.finished((*earlier, *new[:count])) is FinishReason.STOP), None)
+    if torn is None:
+        return finish, new, logprobs
+    return FinishReason.STOP, new[:torn], None if logprobs is None else logprobs[:torn]
 
 
 def first_of(world: World, together: int) -> int:
@@ -70,11 +93,11 @@ def united(mine: Sequence[Row], world: World, together: int) -> list[Row]:
     """The rows of all ranks of this engine, in rank order; the others' without their requests. Collective where engines are shared."""
     if together == 1:
         return list(mine)
-    told = world.gather([(row.prefix, row.draw, row.sample, row.done) for row in mine])
+    told = world.gather([(row.prefix, row.draw, row.sample, row.done, row.limit) for row in mine])
     first = first_of(world, together)
     rows: list[Row] = []
     for rank in range(first, first + together):
-        others = [Row(prefix=prefix, draw=draw, sample=sample, done=done) for prefix, draw, sample, done in told[rank]]
+        others = [Row(prefix=prefix, draw=draw, sample=sample, done=done, limit=limit) for prefix, draw, sample, done, limit in told[rank]]
         rows += mine if rank == world.rank else others
     return rows
 

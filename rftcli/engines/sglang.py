@@ -23,7 +23,7 @@ import torch
 
 from rftcli.engines import sglang_settings, sglang_weights
 from rftcli.engines.finish import is_greedy, stop_rule
-from rftcli.engines.separate import Row, completed, first_of, own_randomness, split, united, usable
+from rftcli.engines.separate import Row, completed, cut_at_stop, first_of, own_randomness, split, united, usable
 from rftcli.engines.sglang_start import EngineDied, Running
 from rftcli.errors import RftError, UsageError
 from rftcli.protocols import Weights, World
@@ -81,12 +81,13 @@ class SGLangSampler:
         """
         version = usable(self.version, self._newest)
         rule = stop_rule(settings, self._eos_ids, self._decode)
-        mine, finished = split(requests, rule)
+        mine, finished = split(requests, settings, rule)
         for row, finish in finished:
             yield completed(row, (), None, finish, settings, version, self._decode)
         rows = united(mine, self._world, self._together)
         for number, (ids, logprobs, finish) in self._made(rows, settings) if self._together == 1 else self._shared(rows, settings):
             if rows[number].request is not None:
+                finish, ids, logprobs = cut_at_stop(rule, rows[number], finish, ids, logprobs)
                 yield completed(rows[number], ids, logprobs, finish, settings, version, self._decode)
 
     def load(self, weights: Weights, version: int) -> None:
@@ -166,7 +167,9 @@ class SGLangSampler:
         async def ask(place: int, name: str) -> None:
             row = rows[place]
             greedy = is_greedy(row.sample, settings)
-            own = sglang_settings.of_row(shared, settings, draw=row.draw, sample=row.sample, done=row.done, seeded=running.seeded, greedy=greedy)
+            own = sglang_settings.of_row(
+                shared, settings, draw=row.draw, sample=row.sample, done=row.done, limit=row.limit, seeded=running.seeded, greedy=greedy
+            )
             try:
                 found = await engine.async_generate(input_ids=list(row.prefix), sampling_params=own, return_logprob=settings.logprobs, rid=name)
             except Exception as error:  # whatever it is belongs to this row, and is told by whoever reads it
@@ -207,7 +210,7 @@ def _answer(found: Any, settings: SamplingSettings, row: Row) -> Made:
         raise RftError(f"SGLang gave a completion up: {reason.get('message') or reason.get('type')}", hint="its log above says why")
     if reason.get("matched") == NOT_A_NUMBER and NOT_A_NUMBER not in settings.stop:
         raise RftError("SGLang's scores were no numbers", hint="models.policy.dtype: float32 tells whether the weights are, or the arithmetic is")
-    ids, room = tuple(one["output_ids"]), settings.max_new_tokens - row.done
+    ids, room = tuple(one["output_ids"]), row.limit - row.done
     if finish is FinishReason.LENGTH and len(ids) < room:
         hint = "`rollout.sglang.max_model_tokens`, or more cache: `rollout.sglang.memory_share`"
         raise RftError(f"SGLang had room for {len(ids)} of the {room} tokens of a completion", hint=hint)

@@ -53,9 +53,11 @@ def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any
     }
 
 
-def of_row(shared: Mapping[str, Any], settings: SamplingSettings, *, draw: int, sample: int, done: int, seeded: bool, greedy: bool) -> dict[str, Any]:
-    """The parameters of one row, of which `done` tokens are sampled already."""
-    own: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens - done, "min_new_tokens": max(0, settings.min_new_tokens - done)}
+def of_row(
+    shared: Mapping[str, Any], settings: SamplingSettings, *, draw: int, sample: int, done: int, limit: int, seeded: bool, greedy: bool
+) -> dict[str, Any]:
+    """The parameters of one row, of which `done` tokens are sampled already and which is cut at `limit`."""
+    own: dict[str, Any] = {"max_new_tokens": limit - done, "min_new_tokens": max(0, min(settings.min_new_tokens, limit) - done)}
     if seeded:
         own["sampling_seed"] = key64("sglang", settings.seed, draw, sample, done) >> (64 - SEED_BITS)
     if greedy:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rftcli.engines import sglang_worker
-from rftcli.engines.weights import Sums, compare, file_form
+from rftcli.engines.weights import Sums, compare, outgoing
 from rftcli.errors import RftError
 from rftcli.protocols import Weights
 
@@ -31,18 +31,10 @@ Pack = Callable[[list[tuple[str, Tensor]], int], list[Any]]
 def push(engine: Any, weights: Weights, *, dtype: torch.dtype, device: torch.device, model: Any, check: bool, pack: Pack | None, parts: int) -> None:
     """Load full tensors, by their names in `model` (the trainer's), into all `parts` of the engine. RftError where they did not arrive, and with
     `check` where the engine does not hold them then."""
-    sent = Sums()
-
-    def told() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in file_form(model, weights):
-            # a gathered tensor is whole for one turn of the loop, a bucket lives longer
-            own = tensor.detach().to(device=device, dtype=dtype if tensor.is_floating_point() else None, copy=True)
-            if check and own.is_floating_point():
-                sent.add(name, own)
-            yield name, own
-
+    sent = Sums() if check else None
+    told = outgoing(model, weights, dtype=dtype, sums=sent, device=device)
     with _session(engine):
-        for bucket in buckets(told(), BUCKET_BYTES):
+        for bucket in buckets(told, BUCKET_BYTES):
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # another process reads what was just written
             if pack is None:
@@ -50,7 +42,7 @@ def push(engine: Any, weights: Weights, *, dtype: torch.dtype, device: torch.dev
             else:
                 answer = engine.update_weights_from_tensor(pack(bucket, parts), load_format="flattened_bucket", flush_cache=False)
             _accepted(answer)
-        if check:
+        if sent is not None:
             compare(sent, _held(engine, device), {})
     if device.type == "cuda":
         torch.cuda.ipc_collect()  # handles that the engine has let go of

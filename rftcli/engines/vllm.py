@@ -7,7 +7,8 @@ Token ids go in and come out; text is the tokenizer's, as in the other engines. 
 computed once and found in the prefix cache by the others.
 
 Promise: the key (seed, draw, sample) decides the noise where rows have seeds of their own (`seeded`). The last bits of scores depend on what is
-decoded together, so samples are not promised to repeat. What it leaves out: servers, and starting the engine (`start`) at the right moment.
+decoded together, so samples are not promised to repeat. What it leaves out: engines in other processes (`vllm_remote`), and starting
+the engine (`start`) at the right moment.
 """
 
 from __future__ import annotations
@@ -21,18 +22,15 @@ from typing import Any
 import torch
 
 from rftcli.engines import vllm_settings, vllm_weights
-from rftcli.engines.finish import is_greedy, stop_rule
-from rftcli.engines.separate import Row, completed, own_randomness, split, united, usable
+from rftcli.engines.finish import StopRule, is_greedy, stop_rule
+from rftcli.engines.separate import Row, completed, cut_at_stop, own_randomness, split, united, usable
 from rftcli.engines.vllm_adapter import AdapterSlot
 from rftcli.errors import MachineError, RftError, UsageError
 from rftcli.protocols import AdaptedWeights, Weights, World
-from rftcli.types import Completion, FinishReason, Request, SamplingSettings
+from rftcli.types import Completion, Request, SamplingSettings
 
-REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 QUIET = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.model_executor.model_loader.reload.inplace")
 """They warn at every push of layers without weights of their own: rotary tables, a head that shares the embedding's."""
-FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
-"""Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
 
 
 class VLLMSampler:
@@ -84,14 +82,15 @@ class VLLMSampler:
         """
         version = usable(self.version, self._newest)
         rule = stop_rule(settings, self._eos_ids, self._decode)
-        mine, finished = split(requests, rule)
+        mine, finished = split(requests, settings, rule)
         for row, finish in finished:
             yield completed(row, (), None, finish, settings, version, self._decode)
         rows = united(mine, self._world, self._together)
         if rows:
             self._wake()
-            with own_randomness(self._device, vllm_settings.rollout_seed(settings.seed, [row.draw for row in rows])):
-                yield from self._run(rows, settings, version)
+            sampled = [*(row.draw for row in rows), *(row.done for row in rows if row.done)]  # what goes on has other noise than its beginning had
+            with own_randomness(self._device, vllm_settings.rollout_seed(settings.seed, sampled)):
+                yield from self._run(rows, settings, rule, version)
 
     def load(self, weights: Weights, version: int) -> None:
         """Take over weights in place. RftError where they do not arrive; the engine then has none."""
@@ -140,7 +139,7 @@ class VLLMSampler:
             self._llm.wake_up(tags=[tag])
         self._asleep -= set(due)
 
-    def _run(self, rows: Sequence[Row], settings: SamplingSettings, version: int) -> Iterator[Completion]:
+    def _run(self, rows: Sequence[Row], settings: SamplingSettings, rule: StopRule, version: int) -> Iterator[Completion]:
         engine, waiting = self._llm.llm_engine, {}
         shared = vllm_settings.arguments(settings, self._eos_ids, self._tokenizer, self._fields)
         adapter = {} if self._slot is None else {"lora_request": self._slot.request}
@@ -149,7 +148,7 @@ class VLLMSampler:
                 number = f"rft-{next(self._numbers)}"
                 greedy = is_greedy(row.sample, settings)
                 own = vllm_settings.of_row(
-                    shared, settings, draw=row.draw, sample=row.sample, done=row.done, seeded=self._seeded, greedy=greedy
+                    shared, settings, draw=row.draw, sample=row.sample, done=row.done, limit=row.limit, seeded=self._seeded, greedy=greedy
                 )
                 if settings.structured is not None:
                     own["structured_outputs"] = _form(settings.structured)
@@ -166,11 +165,12 @@ class VLLMSampler:
                     if row.request is None:
                         continue
                     (made,) = output.outputs
-                    finish = REASONS.get(made.finish_reason)
+                    finish = vllm_settings.REASONS.get(made.finish_reason)
                     if finish is None:
                         raise RftError(f"vLLM ended a completion with `{made.finish_reason}`", hint="its log above says why")
                     logprobs = _sampled(made, greedy=is_greedy(row.sample, settings)) if settings.logprobs else None
-                    yield completed(row, made.token_ids, logprobs, finish, settings, version, self._decode)
+                    finish, new, logprobs = cut_at_stop(rule, row, finish, tuple(made.token_ids), logprobs)
+                    yield completed(row, new, logprobs, finish, settings, version, self._decode)
             if waiting:
                 raise RftError(f"vLLM lost {len(waiting)} completions")
         finally:
@@ -186,6 +186,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
     """
     try:
         from vllm import LLM, SamplingParams
+        from vllm.config import CompilationConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind
     except ImportError as error:
@@ -196,7 +197,9 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
         raise UsageError(f"rollout.vllm.options: this version of vLLM has no argument `{unknown[0]}`")
     asked = {name: value for name, value in arguments.items() if name in known} | dict(options)
     if "graphs_up_to" in arguments:
-        asked["compilation_config"] = _graphs(arguments["graphs_up_to"]) | dict(options.get("compilation_config", {}))
+        one_number = "max_cudagraph_capture_size" in CompilationConfig.__dataclass_fields__
+        graphs = vllm_settings.graphs(arguments["graphs_up_to"], one_number=one_number)
+        asked["compilation_config"] = graphs | dict(options.get("compilation_config", {}))
     with own_randomness(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")):
         try:
             llm = LLM(folder, **asked)
@@ -207,16 +210,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
         logging.getLogger(name).setLevel(logging.ERROR)
     runner = llm.collective_rpc(_runner_module)[0]
     params = partial(SamplingParams, output_kind=RequestOutputKind.FINAL_ONLY)
-    return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(FREE_SEEDS)
-
-
-def _graphs(most: int) -> dict[str, Any]:
-    """Graphs for every number of rows up to `most`: by default vLLM stops at 512, and larger batches run without."""
-    from vllm.config import CompilationConfig
-
-    if "max_cudagraph_capture_size" in CompilationConfig.__dataclass_fields__:
-        return {"max_cudagraph_capture_size": most}
-    return {"cudagraph_capture_sizes": [1, 2, 4, *range(8, min(most, 256) + 1, 8), *range(272, most + 1, 16)]}
+    return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(vllm_settings.FREE_SEEDS)
 
 
 def _runner_module(worker: Any) -> str:

@@ -12,8 +12,12 @@ from typing import Any
 from rftcli.algo.keyed import key64
 from rftcli.engines.words import banned_sequences, bias_ids
 from rftcli.errors import UsageError
-from rftcli.types import SamplingSettings
+from rftcli.types import FinishReason, SamplingSettings
 
+REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+"""vLLM's word for why a completion ended."""
+FREE_SEEDS = ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu")
+"""Model runners that draw with a seed a row at no cost: the second generation on GPUs, and the one on CPUs."""
 SEED_BITS = 63
 """vLLM's seeds are signed 64-bit numbers."""
 
@@ -23,8 +27,9 @@ def needs_tokenizer(*, stop: Sequence[str], bad_words: Sequence[str], structured
     return bool(stop or bad_words or structured)
 
 
-def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any, fields: Collection[str]) -> dict[str, Any]:
-    """Arguments that all rows of a call share. `fields`: the names that this vLLM's `SamplingParams` has.
+def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any, fields: Collection[str] | None) -> dict[str, Any]:
+    """Arguments that all rows of a call share. `fields`: the names that this vLLM's `SamplingParams` has; None: it
+    runs in another process, which refuses what it does not know.
 
     Raises UsageError for what it cannot do, and for words that the tokenizer cannot spell.
     """
@@ -53,6 +58,8 @@ def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any
         "logprobs": 0 if settings.logprobs else None,
     }
     optional = {"flat_logprobs": settings.logprobs, "skip_clone": True}
+    if fields is None:
+        return found
     found |= {name: value for name, value in optional.items() if name in fields}
     unknown = sorted(set(found) - set(fields))
     if unknown:
@@ -60,11 +67,13 @@ def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any
     return found
 
 
-def of_row(shared: Mapping[str, Any], settings: SamplingSettings, *, draw: int, sample: int, done: int, seeded: bool, greedy: bool) -> dict[str, Any]:
-    """The arguments of one row, of which `done` tokens are sampled already."""
+def of_row(
+    shared: Mapping[str, Any], settings: SamplingSettings, *, draw: int, sample: int, done: int, limit: int, seeded: bool, greedy: bool
+) -> dict[str, Any]:
+    """The arguments of one row, of which `done` tokens are sampled already and which is cut at `limit`."""
     own: dict[str, Any] = {
-        "max_tokens": settings.max_new_tokens - done,
-        "min_tokens": max(0, settings.min_new_tokens - done),
+        "max_tokens": limit - done,
+        "min_tokens": max(0, min(settings.min_new_tokens, limit) - done),
         "seed": row_seed(settings.seed, draw, sample, done) if seeded and not greedy else None,
     }
     if greedy:
@@ -77,6 +86,15 @@ def row_seed(seed: int, draw: int, sample: int, done: int = 0) -> int:
     return key64("vllm", seed, draw, sample, done) >> (64 - SEED_BITS)
 
 
-def rollout_seed(seed: int, draws: Sequence[int]) -> int:
-    """For an engine's own generator: a function of what is sampled, so that a resumed run does not repeat its first noise."""
-    return key64("vllm rollout", seed, *draws) >> (64 - SEED_BITS)
+def rollout_seed(seed: int, sampled: Sequence[int]) -> int:
+    """For an engine's own generator: a function of what is sampled (draws, and tokens that are there already), so that neither a resumed run nor an
+    answer that goes on repeats its first noise."""
+    return key64("vllm rollout", seed, *sampled) >> (64 - SEED_BITS)
+
+
+def graphs(most: int, *, one_number: bool) -> dict[str, Any]:
+    """Graphs for every number of rows up to `most`: by default vLLM stops at 512, and larger batches run without. `one_number`: this vLLM takes the
+    largest and makes the others itself."""
+    if one_number:
+        return {"max_cudagraph_capture_size": most}
+    return {"cudagraph_capture_sizes": [1, 2, 4, *range(8, min(most, 256) + 1, 8), *range(272, most + 1, 16)]}

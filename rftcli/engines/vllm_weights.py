@@ -1,6 +1,6 @@
 """Weights from the trainer into a running vLLM engine, in place, and the proof that they arrived.
 
-Names are those of the model's files, which vLLM's loaders know: what transformers renames or joins at load is undone (`file_form`). Two ways in:
+Names are those of the model's files, which vLLM's loaders know: what transformers renames or joins at load is undone (`weights.file_form`). Two ways in:
 
 - `load_weights` of vLLM's model, tensor by tensor, where a parameter is used as it was loaded (plain layers on a GPU);
 - the worker's `reload_weights`, where something was made of it at load: on a CPU linear layers are packed, experts are reordered, latent attention
@@ -15,13 +15,13 @@ What it leaves out: when to do it, and engines that hold a part of the weights (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rftcli.engines.weights import Sums, compare, file_form
+from rftcli.engines.weights import Sums, compare, outgoing
 from rftcli.errors import RftError
 from rftcli.protocols import Weights
 
@@ -31,28 +31,34 @@ DERIVING = ("MoE", "MLA", "MultiHeadLatent")
 
 def push(llm: Any, weights: Weights, *, dtype: torch.dtype, model: Any, check: bool, wrapped: bool = False) -> None:
     """Load full tensors, by their names in `model` (the trainer's), into the engine. With `check`, RftError where it does not hold them then.
-    `wrapped`: its layers have places for an adapter, which only `reload_weights` looks through."""
-    sent = Sums()
-
-    def told() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in file_form(model, weights):
-            tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
-            if check and tensor.is_floating_point():
-                sent.add(name, tensor)
-            yield name, tensor
-
+    `wrapped`: as for `take`."""
+    sent = Sums() if check else None
     engine = llm.apply_model(_itself)[0]
+    told = outgoing(model, weights, dtype=dtype, sums=sent)
+    take(engine, told, lambda tensors: llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors}), wrapped=wrapped)
+    if sent is not None:
+        compare(sent, held_by(engine), fused_layers(engine))
+
+
+def take(
+    engine: nn.Module, told: Iterable[tuple[str, Tensor]], reload: Callable[[Iterable[tuple[str, Tensor]]], Any], *, wrapped: bool = False
+) -> None:
+    """The engine's side: into its model, by `reload` (the worker's own) where something is made of weights at load. `wrapped`: layers have places for
+    an adapter, which only `reload` looks through. RftError for what is missing."""
     if wrapped or derives(engine):
-        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": told()})
-        llm.apply_model(repack_shared)
-    else:
-        with torch.no_grad():
-            loaded = engine.load_weights(told())
-        lacking = set() if loaded is None else {name for name, _ in engine.named_parameters()} - set(loaded)
-        if lacking:
-            raise RftError(f"{len(lacking)} weights did not arrive in the engine, the first is `{min(lacking)}`")
-    if check:
-        compare(sent, held_by(engine), getattr(engine, "packed_modules_mapping", None) or {})
+        reload(told)
+        repack_shared(engine)
+        return
+    with torch.no_grad():
+        loaded = engine.load_weights(told)
+    lacking = set() if loaded is None else {name for name, _ in engine.named_parameters()} - set(loaded)
+    if lacking:
+        raise RftError(f"{len(lacking)} weights did not arrive in the engine, the first is `{min(lacking)}`")
+
+
+def fused_layers(engine: nn.Module) -> Mapping[str, list[str]]:
+    """vLLM's layer -> the trainer's layers in it."""
+    return getattr(engine, "packed_modules_mapping", None) or {}
 
 
 def _itself(model: nn.Module) -> nn.Module:
@@ -95,7 +101,7 @@ def held_by(engine: nn.Module) -> Sums:
             whole = parameter
             if name == "weight" and hasattr(module, "cpu_linear"):
                 whole = parameter if parameter.numel() else _read_back(module, parameter)
-            held.add(f"{prefix}.{name}", whole)
+            held.add(f"{prefix}.{name}" if prefix else name, whole)
         if hasattr(module, "cpu_linear") and module.weight.numel() and not _is_embedding(module):
             packed, weight = _read_back(module, module.weight), module.weight
             if not torch.equal(packed, weight):

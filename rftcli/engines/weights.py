@@ -67,6 +67,19 @@ def fused_name(name: str, fused: Mapping[str, list[str]]) -> str:
     return ".".join(pieces)
 
 
+def outgoing(
+    model: Any, weights: Weights, *, dtype: torch.dtype, sums: Sums | None, device: torch.device | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The trainer's side: names of the files, numbers of the engine's type; what is sent is added to `sums`. A gathered tensor is whole for one turn
+    of the loop; with `device` they are copies there, which stay."""
+    for name, tensor in file_form(model, weights):
+        number = dtype if tensor.is_floating_point() else tensor.dtype
+        tensor = tensor.to(number) if device is None else tensor.detach().to(device=device, dtype=number, copy=True)
+        if sums is not None and tensor.is_floating_point():
+            sums.add(name, tensor)
+        yield name, tensor
+
+
 def file_form(model: Any, weights: Weights) -> Iterator[tuple[str, Tensor]]:
     """Weights and persistent buffers by the names, and in the pieces, that the model's files have. One layer at a time where transformers joins
     tensors at load (experts); else one tensor at a time, and nothing is copied."""

@@ -6,7 +6,7 @@ What it leaves out: gathering sharded weights (they are given), trainer state, a
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -36,20 +36,37 @@ def export_hf(
     `plain`: for a model whose layers an adapter wraps, name without adapter -> the tensor in its place; weights are then written as those of a model
     of the same class without adapter, unpacked if they are quantised.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    hf_writer(model, tokenizer, state_dict, directory, eos_ids=eos_ids, card=card, plain=plain)()
+
+
+def hf_writer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    state_dict: Mapping[str, Tensor] | None,
+    directory: Path,
+    *,
+    eos_ids: Sequence[int],
+    card: Mapping[str, str] | None = None,
+    plain: Mapping[str, Tensor] | None = None,
+) -> Callable[[], None]:
+    """What `export_hf` does, up to writing: a thread may write while the model is trained. All that is made here, because making a model sets torch's
+    default number type for the whole process."""
     generation = stopping_generation_config(model.generation_config, eos_ids, pad_id(tokenizer))
     if plain is not None:
         assert state_dict is not None, "an adapted model has no weights of its own to write"
         whole = _as_loaded(plain, state_dict, model.dtype)
         model, state_dict = _unwrapped(model, whole), None
-    before = model.generation_config
-    model.generation_config = generation  # save_pretrained writes the model's own
-    try:
-        model.save_pretrained(directory, state_dict=None if state_dict is None else _of(model, state_dict))
-    finally:
-        model.generation_config = before
-    tokenizer.save_pretrained(directory)
-    (directory / "README.md").write_text(_model_card(card or {}), encoding="utf-8")
+    weights = None if state_dict is None else _of(model, state_dict)
+    shell = copy.copy(model)  # save_pretrained writes the model's own configurations, and changes them
+    shell.config, shell.generation_config = copy.deepcopy(model.config), generation
+
+    def write() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        shell.save_pretrained(directory, state_dict=weights)
+        tokenizer.save_pretrained(directory)
+        (directory / "README.md").write_text(_model_card(card or {}), encoding="utf-8")
+
+    return write
 
 
 def stopping_generation_config(base: GenerationConfig | None, eos_ids: Sequence[int], pad: int) -> GenerationConfig:

@@ -36,12 +36,16 @@ SILENT_PART_STEPS = 3
 class LessonState:
     """What is remembered between steps.
 
-    on_policy: old log-probs belong to the weights being trained (one update a step over one epoch), so the ratio has to be 1.
+    on_policy: old log-probs belong to the weights being trained (one update a step over one epoch), so the ratio has to be 1. compares: answers are
+    compared within their group and with nothing else, so a group without spread teaches nothing. rewarded: rewards teach at all (distill alone only
+    logs them).
     taught: codes that were raised; streaks: code -> steps in a row that it held; first: metric -> its first value; errors: reward errors of the
     newest steps; scored: reward parts that gave a value or failed at least once.
     """
 
     on_policy: bool
+    compares: bool = True
+    rewarded: bool = True
     taught: set[str] = field(default_factory=set)
     streaks: Counter[str] = field(default_factory=Counter)
     first: dict[str, float] = field(default_factory=dict)
@@ -148,12 +152,16 @@ def _above(name: str, bound: float) -> Callable[[Mapping[str, float], LessonStat
     return lambda flat, state: flat.get(name, -math.inf) > bound
 
 
+def _no_signal(flat: Mapping[str, float], state: LessonState) -> bool:
+    return state.compares and flat.get("zero_signal_fraction", 0.0) > NO_SIGNAL
+
+
 def _rewards_all_zero(flat: Mapping[str, float], state: LessonState) -> bool:
-    return "reward_std" in flat and state.always_zero
+    return state.rewarded and "reward_std" in flat and state.always_zero
 
 
 def _rewards_all_equal(flat: Mapping[str, float], state: LessonState) -> bool:
-    return flat.get("reward_std") == 0.0 and not state.always_zero
+    return state.rewarded and flat.get("reward_std") == 0.0 and not state.always_zero
 
 
 def _entropy_collapsed(flat: Mapping[str, float], state: LessonState) -> bool:
@@ -208,7 +216,7 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson(
         code="zero_signal",
         steps=5,
-        holds=_above("zero_signal_fraction", NO_SIGNAL),
+        holds=_no_signal,
         text="In {zero_signal_fraction:.0%} of the groups all answers got the same reward, and so for {steps} steps: such a group teaches "
         "nothing. The task is too easy or too hard for this model. Look at `data.train` (other rows), `rewards` (partial credit), "
         "`rollout.samples_per_prompt` and `rollout.temperature` (more variety).",
@@ -217,16 +225,16 @@ LESSONS: tuple[Lesson, ...] = (
         code="reward_always_zero",
         steps=5,
         holds=_rewards_all_zero,
-        text="Every reward of the first {steps} steps was exactly 0: nothing is learned. Usually the rule does not find the answer in the "
-        "text, or the reference is not in the form it expects. Read a few answers and their rewards in `samples/`, and look at "
+        text="Every reward of the first {steps} steps was exactly 0: no answer was better than another. Usually the rule does not find the answer in "
+        "the text, or the reference is not in the form it expects. Read a few answers and their rewards in `samples/`, and look at "
         "`rewards`, `data.train.extract_reference` and `models.policy.chat`.",
     ),
     Lesson(
         code="reward_constant",
         steps=5,
         holds=_rewards_all_equal,
-        text="All rewards of a step were the same ({reward_mean:.3g}), {steps} steps in a row: there is nothing left to compare, so nothing is"
-        " learned. Either the task is solved, or the reward gives the same mark to everything. Look at `rewards` and `data.train`.",
+        text="All rewards of a step were the same ({reward_mean:.3g}), {steps} steps in a row: no answer is told from another. Either "
+        "the task is solved, or the reward gives the same mark to everything. Look at `rewards` and `data.train`.",
     ),
     Lesson(
         code="truncated",
@@ -304,7 +312,7 @@ LESSONS: tuple[Lesson, ...] = (
         code="refill_exhausted",
         holds=_above("dynamic.groups_without_signal", 0.0),
         text="After the last extra rollout of this step some groups were still without signal; they are trained on as they are, so the number of "
-        "groups does not shrink, and teach nothing. Look at `rollout.dynamic.max_extra_rollouts` (more rollouts), `data.curriculum` and "
+        "groups does not shrink. Look at `rollout.dynamic.max_extra_rollouts` (more rollouts), `data.curriculum` and "
         "`data.train` (other rows), and `rollout.samples_per_prompt`.",
     ),
 )

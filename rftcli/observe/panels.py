@@ -45,7 +45,7 @@ PANELS = {
         ("response_tokens", "prompt_tokens_mean", "truncated_fraction", "sampler_logprob_gap", "tokens", "tokens_total"),
         "rollout",
     ),
-    **dict.fromkeys(("dynamic", "keep", "over_sample"), "rollout"),
+    **dict.fromkeys(("dynamic", "keep", "over_sample", "partial", "version_lag"), "rollout"),
     **dict.fromkeys(("data_passes", "replay", "curriculum"), "data"),
     "mfu": "time",
 }  # fmt: skip

@@ -105,12 +105,21 @@ def parts(line: Line) -> str:
     return ", ".join(shown)
 
 
+def logged(line: Line) -> str:
+    """What reward functions and services logged of this completion."""
+    said = [(name, short(float(value))) for name, value in line.get("metrics") or ()]
+    said += [(name, clean(str(value), 120)) for name, value in (line.get("extra") or {}).items()]
+    return ", ".join(f"{clean(str(name), 60)} {value}" for name, value in said)
+
+
 def fields(line: Line) -> list[tuple[str, str]]:
     """(name, text) of what follows the head, made safe for a terminal."""
     rows = [("parts", parts(line)), ("prompt", clean(str(line.get("prompt", "")), MAX_TEXT, lines=True))]
     rows.append(("completion", clean(str(line.get("completion", "")), MAX_TEXT, lines=True)))
     if line.get("reference") is not None:
         rows.append(("reference", clean(str(line["reference"]), 400, lines=True)))
+    if line.get("extra") or line.get("metrics"):
+        rows.append(("logged", logged(line)))
     if line.get("media"):
         rows.append(("media", clean(", ".join(map(str, line["media"])), 400)))
     return [(name, text) for name, text in rows if text]

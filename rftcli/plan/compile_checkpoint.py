@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
 
-def checkpoint_plan(recipe: Recipe) -> CheckpointPlan:
+def checkpoint_plan(recipe: Recipe, *, background: bool) -> CheckpointPlan:
     section = recipe.checkpoint
     best = None
     if section.keep_best is not None:
@@ -27,4 +27,5 @@ def checkpoint_plan(recipe: Recipe) -> CheckpointPlan:
         max_gib=section.max_gib,
         trainer_state=section.trainer_state,
         save_hf=section.save_hf,
+        background=background,
     )

@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import TYPE_CHECKING
 
-from rftcli.plan import memory
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import ModelPlan, WorldPlan
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
 CHECKPOINTING_FROM_PARAMETERS = 2_000_000_000
-"""Above this, activations of a micro-batch outweigh a third more compute."""
+"""Above this, activations of a micro-batch outweigh a third more compute, where they cannot be computed from the model's files."""
 
 
 REFERENCE_SHARE = 0.25
-"""Share of a GPU that a reference may hold for good; a larger one waits in CPU memory."""
+"""Share of a GPU that a reference may hold for good; a larger one waits in CPU memory. Only where the policy's widths are not known."""
 PACKING = ("varlen", "flash_2", "flash_3")
 """Kinds of attention that make packed rows cheaper than padded ones."""
 PREFIXES = ("model.", "transformer.")
@@ -34,7 +33,7 @@ def model_plan(recipe: Recipe, facts: Facts, device: str, path: str) -> ModelPla
     dtype = policy.dtype if policy.dtype != "auto" else ("float32" if device == "cpu" else "bfloat16")
     checkpointing = policy.gradient_checkpointing
     if checkpointing == "auto":
-        checkpointing = device == "cuda" and (facts.model.parameters or 0) >= CHECKPOINTING_FROM_PARAMETERS
+        checkpointing = checkpoints_by_size(facts.model, device)
     return ModelPlan(
         path=path,
         given=policy.path,
@@ -60,6 +59,11 @@ def model_plan(recipe: Recipe, facts: Facts, device: str, path: str) -> ModelPla
     )
 
 
+def checkpoints_by_size(model: ModelFacts, device: str) -> bool:
+    """Gradient checkpointing where the model's files do not tell its widths."""
+    return device == "cuda" and (model.parameters or 0) >= CHECKPOINTING_FROM_PARAMETERS
+
+
 def _lora(recipe: Recipe) -> LoraPlan | None:
     lora = recipe.models.policy.lora
     if lora is None:
@@ -78,7 +82,7 @@ def _lora(recipe: Recipe) -> LoraPlan | None:
 
 
 def reference_plans(
-    recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, other: ModelFacts | None, notes: list[str]
+    recipe: Recipe, world: WorldPlan, policy: ModelPlan, other: ModelFacts | None, notes: list[str]
 ) -> tuple[ModelPlan | None, ReferencePlan | None]:
     """(which model the reference is, how it is held), or twice None where nothing needs one."""
     section = recipe.models.reference
@@ -100,12 +104,12 @@ def reference_plans(
         notes.append(f"the reference is the policy {without}: no second copy of the model")
     elif other is None and policy.lora is not None:
         notes.append("models.reference.refresh mixes whole weights, so the reference is a second copy of the model, adapter merged in")
-    offload = _offload(recipe, facts, world, model, kind, notes)
+    offload = _offload(recipe, world, kind, notes)
     use = ReferencePlan(kind=kind, refresh_every=section.refresh.every, mix=section.refresh.mix, offload=offload)
     return model, use
 
 
-def _offload(recipe: Recipe, facts: Facts, world: WorldPlan, model: ModelPlan, kind: str, notes: list[str]) -> bool:
+def _offload(recipe: Recipe, world: WorldPlan, kind: str, notes: list[str]) -> bool:
     """Whether the reference waits in CPU memory."""
     asked = recipe.models.reference.offload
     if kind != "model" or world.device == "cpu":
@@ -113,13 +117,7 @@ def _offload(recipe: Recipe, facts: Facts, world: WorldPlan, model: ModelPlan, k
             why = "the reference is the policy's own module" if kind != "model" else "everything is on the CPU anyway"
             notes.append(f"models.reference.offload has no effect: {why}")
         return False
-    if asked != "auto":
-        return bool(asked)
-    size = memory.DTYPE_BYTES[model.dtype] * (model.parameters or facts.model.parameters or 0) / memory.GIB
-    if size <= REFERENCE_SHARE * facts.machine.gpu_memory_gib:
-        return False
-    notes.append(f"the reference waits in CPU memory between uses: its {size:.1f} GiB are more than {REFERENCE_SHARE:.0%} of the GPU's")
-    return True
+    return asked is True  # `auto` has a value by now
 
 
 def check_models(recipe: Recipe, facts: Facts, problems: list[PlanProblem], notes: list[str]) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rftcli.plan import memory
-from rftcli.plan.compile_models import trained_parameters, trains_in
-from rftcli.plan.compile_ppo import all_parameters
+from rftcli.plan.compile_models import trains_in
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import LearnerPlan, ModelPlan, WorldPlan
 
 if TYPE_CHECKING:
@@ -26,26 +24,17 @@ def keeping(recipe: Recipe) -> memory.Keeping:
     )
 
 
-def auto_stage(recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, critic: ModelFacts | None = None) -> tuple[int, str]:
-    """(ZeRO stage, the reason) where the recipe leaves it to the plan."""
+def stages_allowed(recipe: Recipe, world: WorldPlan, policy: ModelPlan) -> tuple[int, ...]:
+    """ZeRO stages that the plan may choose from, ascending. A policy in bfloat16 starts at stage 1: float32 master weights are kept from there on. One
+    rank has nobody to share with."""
     train = recipe.train
     if train.optimizer.kind == "muon":
-        return 0, "muon orthogonalises whole matrices"
+        return (0,)
     if train.offload.parameters != "none":
-        return 3, "offloaded parameters are gathered where they are used"
-    whole, trained = all_parameters(recipe, facts.model, critic), trained_parameters(policy, facts.model)
-    if trained is not None and whole is not None:
-        trained += whole - (facts.model.parameters or 0)  # a critic is trained whole
-    return memory.zero_stage(
-        whole,
-        policy.dtype,
-        world,
-        facts.machine,
-        keeping(recipe),
-        trained=trained,
-        lowest=1 if trains_in(policy) == "bfloat16" or train.offload.optimizer != "none" else 0,
-        highest=3 if policy.quantise is None else 2,
-    )
+        return (3,)
+    lowest = 1 if trains_in(policy) == "bfloat16" or train.offload.optimizer != "none" else 0
+    highest = 3 if policy.quantise is None else 2
+    return tuple(range(lowest, highest + 1)) if world.ranks > 1 else (lowest,)
 
 
 def check_update(recipe: Recipe, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan | None, problems: list[PlanProblem]) -> None:

@@ -33,7 +33,7 @@ def rollout_plan(recipe: Recipe, learner: LearnerPlan | None, notes: list[str]) 
     plan = RolloutPlan(
         engine="hf" if section.engine == "auto" else section.engine,
         shares_weights=learner.zero_stage < 3,
-        batch_rows=_batch_rows(recipe),
+        batch_rows=batch_rows_of(recipe),
         samples_per_prompt=section.samples_per_prompt,
         max_new_tokens=section.max_new_tokens,
         min_new_tokens=section.min_new_tokens,
@@ -66,7 +66,7 @@ def rollout_plan(recipe: Recipe, learner: LearnerPlan | None, notes: list[str]) 
     return plan
 
 
-def _batch_rows(recipe: Recipe) -> int:
+def batch_rows_of(recipe: Recipe) -> int:
     """Rows of a decode pass, or the most of them where `batch_tokens` limits them. From the recipe alone, never from the rank count: the promise of
     equal bits on any number of ranks rests on it."""
     rows = recipe.rollout.hf.batch_rows

@@ -107,6 +107,12 @@ def launch_plan(recipe: Recipe) -> LaunchPlan:
     return LaunchPlan(env=dict(recipe.launch.env), timeout_minutes=recipe.launch.timeout_minutes)
 
 
+def check_profile(recipe: Recipe, device: str, problems: list[PlanProblem]) -> None:
+    if recipe.profile.tool == "memory" and device == "cpu":
+        why = "torch keeps a history of allocations on CUDA alone"
+        problems.append(PlanProblem(path="profile.tool", message="`memory` needs a GPU, and this run is on a CPU", reason=why, hint="use torch"))
+
+
 def profile_plan(recipe: Recipe) -> ProfilePlan:
     section = recipe.profile
     return ProfilePlan(steps=tuple(sorted(set(section.steps))), tool=section.tool, ranks=section.ranks)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
+from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, PartialPlan, ReplayPlan
+from rftcli.recipe.sections.algorithm import GROUP_ESTIMATORS
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Curriculum, Recipe, Rollout
@@ -21,6 +22,9 @@ def strategies(section: Rollout) -> dict[str, Any]:
         if dynamic is None
         else DynamicPlan(max_extra_rollouts=dynamic.max_extra_rollouts, low=low, high=high, metric=dynamic.metric),
         "over_sample": None if section.over_sample is None else OverSamplePlan(**section.over_sample.model_dump()),
+        "partial": None
+        if section.partial is None
+        else PartialPlan(budget_tokens=section.partial.budget_tokens, max_version_lag=section.max_version_lag),
         "keep": None if keep is None else KeepPlan(best=keep.best, worst=keep.worst),
         "replay": None if replay is None else ReplayPlan(**replay.model_dump()),
     }
@@ -46,6 +50,12 @@ def curriculum_plan(section: Curriculum | None) -> CurriculumPlan | None:
 def strategy_notes(recipe: Recipe) -> list[str]:
     """What the strategies mean for the numbers of a run."""
     rollout, notes = recipe.rollout, []
+    kind, taught = recipe.algorithm.advantage.kind, recipe.models.teacher is not None
+    for name in ("dynamic", "replay"):
+        if getattr(rollout, name) is not None and (taught or kind not in GROUP_ESTIMATORS):
+            what = "replaced" if name == "dynamic" else "asked again"
+            why = "the teacher" if taught else f"`{kind}`"
+            notes.append(f"rollout.{name}: groups whose rewards are alike are {what}, though with {why} they teach as well")
     if rollout.dynamic is not None:
         extra = rollout.dynamic.max_extra_rollouts
         notes.append(
@@ -53,9 +63,13 @@ def strategy_notes(recipe: Recipe) -> list[str]:
             f"trains on {recipe.batch.prompts_per_step} groups; `train.data_passes` and `eval.every: pass` count the latter"
         )
     if rollout.over_sample is not None:
+        times = f"rollout.over_sample: {rollout.over_sample.factor:g} times the prompts are"
+        dropped = " sampled and the groups with the longest answers dropped, so training sees shorter answers than the policy gives; which ones"
+        notes.append(times + (dropped if rollout.partial is None else " in work; which groups a step trains on") + " depends on the number of ranks")
+    if rollout.partial is not None:
         notes.append(
-            f"rollout.over_sample: {rollout.over_sample.factor:g} times the prompts are sampled and the groups with the longest answers dropped, so "
-            "training sees shorter answers than the policy gives; which ones depends on the number of ranks"
+            f"rollout.partial: tokens may be up to {rollout.max_version_lag} updates old when they are trained on, those of long answers most; "
+            "what is still kept at the end of the run is never trained on"
         )
     if rollout.keep is not None:
         kept = rollout.keep.best + rollout.keep.worst

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rftcli.plan import memory
-from rftcli.plan.compile_models import REFERENCE_SHARE
-from rftcli.plan.facts import Facts, ModelFacts
+from rftcli.plan.facts import ModelFacts
 from rftcli.plan.plan import ModelPlan, TeacherPlan, WorldPlan
 from rftcli.plan.plan_models import ServerPlan
 
@@ -23,7 +21,7 @@ MEANT_FOR = {
 
 
 def teacher_plan(
-    recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, teacher: ModelFacts | None, notes: list[str]
+    recipe: Recipe, world: WorldPlan, policy: ModelPlan, teacher: ModelFacts | None, notes: list[str]
 ) -> TeacherPlan | None:
     """`teacher`: facts of a teacher that is loaded here."""
     section = recipe.models.teacher
@@ -50,22 +48,16 @@ def teacher_plan(
         dropout=0.0, gradient_checkpointing=False, options={}, tokenizer=None, tokenizer_revision=None, tokenizer_options={}, add_tokens=(),
         freeze=(), lora=None, quantise=None, ema=None,
     )  # fmt: skip
-    return TeacherPlan(model=model, offload=_offload(section, facts, world, model, notes), server=None)
+    return TeacherPlan(model=model, offload=_offload(section, world, notes), server=None)
 
 
-def _offload(section: TeacherModel, facts: Facts, world: WorldPlan, model: ModelPlan, notes: list[str]) -> bool:
+def _offload(section: TeacherModel, world: WorldPlan, notes: list[str]) -> bool:
     """Whether the teacher waits in CPU memory, by the rule of references."""
     if world.device == "cpu":
         if section.offload is True:
             notes.append("models.teacher.offload has no effect: everything is on the CPU anyway")
         return False
-    if section.offload != "auto":
-        return bool(section.offload)
-    size = memory.DTYPE_BYTES[model.dtype] * (model.parameters or facts.model.parameters or 0) / memory.GIB
-    if size <= REFERENCE_SHARE * facts.machine.gpu_memory_gib:
-        return False
-    notes.append(f"the teacher waits in CPU memory between uses: its {size:.1f} GiB are more than {REFERENCE_SHARE:.0%} of the GPU's")
-    return True
+    return section.offload is True  # `auto` has a value by now
 
 
 def estimator_notes(recipe: Recipe) -> list[str]:

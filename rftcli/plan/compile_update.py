@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rftcli.algo import batchmath
 from rftcli.plan import deepspeed_config
 from rftcli.plan.compile_models import PACKING, trains_in
-from rftcli.plan.compile_precision import auto_stage, update_notes
+from rftcli.plan.compile_precision import update_notes
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.facts import Facts, ModelFacts
+from rftcli.plan.facts import Facts
 from rftcli.plan.plan import (
     BatchPlan,
     LearnerPlan,
@@ -23,11 +23,7 @@ from rftcli.plan.plan import (
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
-TOKENS_PER_MICRO_BATCH = {"cpu": 8192, "cuda": 16384}
-"""Positions of one backward pass when the recipe leaves the micro-batch to the plan: enough to fill the device, small beside its memory."""
-
-
-def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, attention: str, problems: list[PlanProblem]) -> BatchPlan | None:
+def batch_plan(recipe: Recipe, facts: Facts, attention: str, problems: list[PlanProblem]) -> BatchPlan | None:
     section = recipe.batch
     samples = recipe.rollout.samples_per_prompt
     refusal = batchmath.refusal(section.prompts_per_step, section.updates_per_step, facts.ranks)
@@ -41,7 +37,8 @@ def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, attention: str, p
     rows = section.prompts_per_step // section.updates_per_step // facts.ranks * samples
     budget = None
     if section.micro_batch_size == "auto":
-        budget = section.tokens_per_micro_batch if section.tokens_per_micro_batch != "auto" else TOKENS_PER_MICRO_BATCH[world.device]
+        assert section.tokens_per_micro_batch != "auto", "`with_memory` has put a number there"
+        budget = section.tokens_per_micro_batch
         longest = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
         most = max(1, min(rows, budget // longest))
         micro = math.ceil(rows / math.ceil(rows / most))  # no more micro-batches than needed, as even as one size allows
@@ -99,15 +96,13 @@ def needs_prepass(recipe: Recipe) -> str | None:
 
 
 def learner_plan(
-    recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, batch: BatchPlan | None, notes: list[str], critic: ModelFacts | None = None
+    recipe: Recipe, world: WorldPlan, policy: ModelPlan, batch: BatchPlan | None, notes: list[str]
 ) -> LearnerPlan | None:
     if batch is None:
         return None
     optimizer = recipe.train.optimizer
     stage = recipe.train.deepspeed.zero_stage
-    if stage == "auto":
-        stage, why = auto_stage(recipe, facts, world, policy, critic)
-        notes.append(f"ZeRO stage {stage}: {why}")
+    assert stage != "auto", "`with_memory` has put a number there"
     notes.extend(update_notes(recipe, world))
     return LearnerPlan(
         kind=optimizer.kind,

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rftcli.plan import engine_memory, memory
-from rftcli.plan.compile_models import trained_parameters, trains_in
-from rftcli.plan.compile_ppo import all_parameters
-from rftcli.plan.compile_precision import keeping
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.facts import Facts, ModelFacts
-from rftcli.plan.plan import BatchPlan, LearnerPlan, ModelPlan, RolloutPlan, WorldPlan
+from rftcli.plan.compile_server import apart, process_note, process_of, server_plan
+from rftcli.plan.facts import Facts
+from rftcli.plan.plan import ModelPlan, RolloutPlan, WorldPlan
 from rftcli.plan.plan_engine import EnginePlan, SglangPlan, VllmPlan
-from rftcli.plan.plan_models import ReferencePlan
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
+Held = Mapping[str, Mapping[str, float]]
+"""Name -> stage -> bytes."""
 MOST_SEQUENCES = 1024
 """Of one engine where the recipe leaves it to the plan: a decode step of more gains little, and their scores take memory."""
 SEQUENCE_MULTIPLE = 8
@@ -34,21 +34,23 @@ RECORDS: dict[str, Any] = {"vllm": VllmPlan, "sglang": SglangPlan}
 """Engine with a model of its own, and key of `rollout` -> its record."""
 CPU_CACHE_SHARE = 0.25
 """Of a rank's part of the machine's memory, at most, for the cache on a CPU."""
+SECOND_CONTEXT_BYTES = 0.75 * memory.GIB
+"""Of a GPU that a second process takes before it holds a number: an engine beside its rank (SGLang always) has a context of its own."""
 HOST_SHARE = 0.4
 """Of the machine's memory that the weights of sleeping engines may take; above it they are given up and pushed anew."""
 
 
 def with_engine(
-    plan: RolloutPlan | None, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan | None,
-    batch: BatchPlan | None, reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
+    plan: RolloutPlan | None, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, held: Held | None,
+    problems: list[PlanProblem], notes: list[str],
 ) -> RolloutPlan | None:  # fmt: skip
-    """The rollout with its engine chosen, and planned where it has a model of its own."""
-    if plan is None or learner is None or batch is None:
+    """The rollout with its engine chosen, and planned where it has a model of its own. `held`: what training holds, None where that is not known."""
+    if plan is None:
         return plan
     engine, why = choice(recipe, facts, world)
     if engine in RECORDS:
         own, told = [], []
-        found = _own_engine(engine, plan, recipe, facts, world, policy, learner, batch, reference, critic, own, told)
+        found = _own_engine(engine, plan, recipe, facts, world, policy, held, own, told)
         unfit = next((problem.message for problem in own if problem.path == "rollout.engine"), None)
         if recipe.rollout.engine == "auto" and unfit is not None:
             engine, why = "hf", f"vllm is there, but {unfit}"
@@ -66,8 +68,8 @@ def with_engine(
 
 
 def _own_engine(
-    name: str, plan: RolloutPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan, batch: BatchPlan,
-    reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
+    name: str, plan: RolloutPlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, held: Held | None,
+    problems: list[PlanProblem], notes: list[str],
 ) -> RolloutPlan:  # fmt: skip
     if recipe.rollout.hf != type(recipe.rollout.hf)():
         notes.append(f"rollout.hf has no effect: the engine is {name}")
@@ -87,9 +89,14 @@ def _own_engine(
         seeds=section.seeds,
         check_weights=section.check_weights,
         options=dict(section.options),
-        **({"lora": section.lora} if name == "vllm" else {}),
+        **({"lora": section.lora, "process": process_of(recipe), "server": server_plan(recipe)} if name == "vllm" else {}),
     )
-    found = _with_memory(name, found, recipe, facts, world, policy, learner, batch, reference, critic, problems, notes)
+    note = process_note(recipe) if name == "vllm" else None
+    notes += [] if note is None else [note]
+    if isinstance(found, VllmPlan) and found.server is not None:
+        found = replace(apart(found, recipe, facts, world, problems, notes), sleep=0)
+    else:
+        found = _with_memory(name, found, recipe, facts, world, policy, held, problems, notes)
     if name == "sglang" and section.seeds == "request" and world.device == "cpu":
         why = "SGLang's deterministic mode has no attention for a CPU"
         problems.append(PlanProblem(path="rollout.sglang.seeds", message="must be `engine` or `auto` on a CPU", reason=why))
@@ -102,6 +109,8 @@ def choice(recipe: Recipe, facts: Facts, world: WorldPlan) -> tuple[str, str]:
     asked = recipe.rollout.engine
     if asked != "auto":
         return asked, "the recipe says so"
+    if recipe.rollout.vllm.server is not None:
+        return "vllm", "the recipe has a server"
     if world.device != "cuda":
         return "hf", "no GPU is used"
     if not facts.machine.vllm:
@@ -111,6 +120,11 @@ def choice(recipe: Recipe, facts: Facts, world: WorldPlan) -> tuple[str, str]:
     if recipe.rollout.hf.options != type(recipe.rollout.hf.options)():
         return "hf", "rollout.hf.options are of that engine alone"
     return "vllm", "it is installed and there is a GPU"
+
+
+def on_the_ranks(engine: str, recipe: Recipe) -> bool:
+    """Whether a model of the engine's own takes memory of the ranks' devices."""
+    return engine in RECORDS and (engine != "vllm" or server_plan(recipe) is None)
 
 
 def engine_needs(recipe: Recipe) -> int:
@@ -124,8 +138,9 @@ def engine_needs(recipe: Recipe) -> int:
 
 def _sequences(name: str, recipe: Recipe, world: WorldPlan) -> int:
     """One engine's share of a rollout."""
-    ranks = getattr(recipe.rollout, name).tensor_parallel
-    prompts = recipe.batch.prompts_per_step * ranks / world.ranks / recipe.batch.rollouts_per_update
+    server = server_plan(recipe) if name == "vllm" else None
+    share = getattr(recipe.rollout, name).tensor_parallel / world.ranks if server is None else 1 / max(1, server.count)
+    prompts = recipe.batch.prompts_per_step * share / recipe.batch.rollouts_per_update
     rows = math.ceil(prompts) * recipe.rollout.samples_per_prompt
     return min(MOST_SEQUENCES, -(-rows // SEQUENCE_MULTIPLE) * SEQUENCE_MULTIPLE)
 
@@ -141,6 +156,8 @@ def _check(name: str, recipe: Recipe, facts: Facts, world: WorldPlan, needs: int
         message = f"{section.max_model_tokens} tokens, the model has {limit} positions"
         problems.append(PlanProblem(path=f"rollout.{name}.max_model_tokens", message=message))
     ranks, together = world.ranks // world.nodes, section.tensor_parallel
+    if server_plan(recipe) is not None and name == "vllm":
+        return
     if together > 1 and world.device == "cpu":
         why = ALONE_ON_CPU[name]
         problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message="must be 1 on a CPU", reason=why, hint="an engine in every rank"))
@@ -153,48 +170,33 @@ def _check(name: str, recipe: Recipe, facts: Facts, world: WorldPlan, needs: int
 
 
 def _with_memory(
-    name: str, vllm: EnginePlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, learner: LearnerPlan, batch: BatchPlan,
-    reference: ReferencePlan | None, critic: ModelFacts | None, problems: list[PlanProblem], notes: list[str],
+    name: str, vllm: EnginePlan, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan, held: Held | None,
+    problems: list[PlanProblem], notes: list[str],
 ) -> EnginePlan:  # fmt: skip
     section, model, machine = getattr(recipe.rollout, name), facts.model, facts.machine
     share = None if section.memory_share == "auto" else float(section.memory_share)
     parameters, hidden, layers = policy.parameters, model.hidden, model.layers
     sleeps = None if section.sleep == "auto" else section.sleep > 0
-    if parameters is None or hidden is None or layers is None:
+    if parameters is None or hidden is None or layers is None or held is None:
         if world.device == "cpu":
             cache = CPU_CACHE_SHARE * machine.memory_gib * memory.GIB / world.ranks
             return replace(vllm, cache_bytes=int(cache), memory_share=share, memory="the model's size is not known before it is loaded")
         notes.append(f"rollout.{name}: the model's size is not known before it is loaded; the engine gets {share or UNKNOWN_SHARE:.0%} of each GPU")
         level = 1 if section.sleep == "auto" else section.sleep
         return replace(vllm, memory_share=share or UNKNOWN_SHARE, sleep=level, memory="the model's size is not known before it is loaded")
-    number = memory.DTYPE_BYTES[policy.dtype]
-    wanted = engine_memory.engine(
-        parameters=parameters,
-        number_bytes=number,
-        layers=layers,
-        key_width=model.key_width or hidden,
-        vocabulary=model.vocabulary or 0,
-        tensor_parallel=vllm.tensor_parallel,
-        sequences=vllm.max_sequences,
-        tokens=vllm.max_model_tokens,
-    )
+    wanted = wanted_engine(name, recipe, facts, world, policy)
     vllm = replace(vllm, weight_bytes=int(wanted.weights))
     if world.device == "cpu":
         most = (CPU_CACHE_SHARE if share is None else share) * machine.memory_gib * memory.GIB / world.ranks
         cache = max(wanted.cache_least, min(wanted.cache_wanted, most) if share is None else most)
         text = f"{cache / memory.GIB:.2f} GiB of cache a rank ({wanted.cache_wanted / memory.GIB:.2f} GiB would hold all sequences)"
         return replace(vllm, cache_bytes=int(cache), cache_tokens=int(cache / wanted.cache_per_token), memory_share=share, memory=text)
-    whole, trained = all_parameters(recipe, model, critic) or parameters, trained_parameters(policy, model)
-    if trained is not None:
-        trained += whole - parameters
-    state = memory.training_bytes(whole, trains_in(policy), learner.zero_stage, world.ranks, keeping(recipe), trained=trained)
-    if reference is not None and reference.kind == "model" and not reference.offload:
-        state += number * parameters
-    positions = batch.tokens_per_micro_batch or batch.micro_batch_size * vllm.max_model_tokens
-    working = engine_memory.activations(
-        positions=positions, hidden=hidden, layers=layers, number_bytes=number, checkpointing=policy.gradient_checkpointing
-    )
-    division = engine_memory.divide(machine.gpu_memory_gib * memory.GIB, state, working, wanted, share=share, sleeps=sleeps)
+    beside = {part: by for part, by in held.items() if part != "reward models"}  # `facts` are what those have left
+    state = sum(by.get("rollout", 0.0) for by in beside.values())
+    working = max(sum(by.get(stage, 0.0) for by in beside.values()) for stage in ("score", "credit", "learn")) - state
+    second = name == "sglang" or (isinstance(vllm, VllmPlan) and vllm.process == "beside")
+    whole_device = machine.gpu_memory_gib * memory.GIB - (SECOND_CONTEXT_BYTES if second else 0)
+    division = engine_memory.divide(whole_device, state, working, wanted, share=share, sleeps=sleeps)
     if not division.fits:
         problems.append(
             PlanProblem(
@@ -208,6 +210,22 @@ def _with_memory(
         notes.append(f"rollout.{name}.sleep {level}: {division.text}")
     vllm = replace(vllm, cache_tokens=int(division.cache / wanted.cache_per_token))
     return replace(vllm, cache_bytes=max(1, int(division.cache)), memory_share=round(division.share, 3), sleep=level, memory=division.text)
+
+
+def wanted_engine(name: str, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan) -> engine_memory.Engine:
+    """What the engine wants for a model whose widths are known."""
+    section, model = getattr(recipe.rollout, name), facts.model
+    assert model.parameters is not None and model.layers is not None and model.hidden is not None
+    return engine_memory.engine(
+        parameters=model.parameters,
+        number_bytes=memory.DTYPE_BYTES[policy.dtype],
+        layers=model.layers,
+        key_width=model.key_width or model.hidden,
+        vocabulary=model.vocabulary or 0,
+        tensor_parallel=section.tensor_parallel,
+        sequences=_sequences(name, recipe, world) if section.max_sequences == "auto" else section.max_sequences,
+        tokens=engine_needs(recipe) if section.max_model_tokens == "auto" else section.max_model_tokens,
+    )
 
 
 def _level(sleeps: bool, wanted: engine_memory.Engine, world: WorldPlan, facts: Facts) -> int:

@@ -8,18 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rftcli.plan.memory import GIB
+from rftcli.plan.memory import GIB, SCORE_COPIES, USABLE_SHARE
 
-USABLE_SHARE = 0.92
-"""Of a device: the rest goes to the CUDA context, NCCL and fragmentation."""
 ENGINE_WORKING_BYTES = 2 * GIB
 """Graphs, workspaces and activations of the engine at its default prefill budget, beside its scores."""
-SCORE_COPIES = 3
-"""Float32 copies of (sequences, vocabulary) that are alive while tokens are chosen."""
-ACTIVATION_BYTES = 34
-"""Bytes of activations that a layer keeps for each position and hidden unit in 16-bit training with fused attention (2205.05198, section 4.1)."""
-HEAD_BYTES = 3 * 256 * 2**20
-"""Scores of the chunked head: 256 MiB at a time, with their gradient and exponentials."""
 BLOCK_TOKENS = 128
 """Of a block of the cache on a CPU, the largest in use; a sequence takes whole blocks."""
 CACHE_WORTH_HAVING = 0.25
@@ -72,17 +64,10 @@ def engine(
     )
 
 
-def activations(*, positions: int, hidden: int, layers: int, number_bytes: int, checkpointing: bool) -> float:
-    """Of one micro-batch of so many positions, with the head's scores. Under checkpointing a layer keeps its input alone, and one is recomputed."""
-    layer = ACTIVATION_BYTES * number_bytes / 2 * positions * hidden
-    kept = layer + number_bytes * positions * hidden * layers if checkpointing else layer * layers
-    return kept + HEAD_BYTES
-
-
 def divide(device: float, training: float, working: float, wanted: Engine, *, share: float | None = None, sleeps: bool | None = None) -> Division:
     """`training`: state that stays on the device; `working`: what training needs only while it trains. `share` of the device for the engine and
     `sleeps` decide instead of the arithmetic where they are given."""
-    usable = USABLE_SHARE * device
+    usable = USABLE_SHARE["cuda"] * device
     fixed = wanted.weights + wanted.working
     together = usable - training - working - fixed
     in_turn = usable - training - fixed
@@ -98,7 +83,7 @@ def divide(device: float, training: float, working: float, wanted: Engine, *, sh
     text = (
         f"{_gib(training)} of training state and {_gib(working)} while it trains; engine {_gib(wanted.weights)} of weights, "
         f"{_gib(wanted.working)} to work in, {_gib(max(0.0, cache))} of cache ({_gib(wanted.cache_wanted)} would hold {wanted.sequences} sequences "
-        f"of {wanted.tokens} tokens); {how if fits else 'that does not fit'} in {USABLE_SHARE:.0%} of {_gib(device)}"
+        f"of {wanted.tokens} tokens); {how if fits else 'that does not fit'} in {USABLE_SHARE['cuda']:.0%} of {_gib(device)}"
     )
     return Division(sleeps=sleeps, cache=cache, share=(fixed + cache) / device, fits=fits, text=text)
 

@@ -17,6 +17,13 @@ class MachineFacts:
     gpu_memory_gib: float = 0.0
     vllm: bool = False
     """Is the package installed?"""
+    threads: int | None = None
+    """The most that the environment grants a process (OMP_NUM_THREADS)."""
+
+    def threads_of_a_rank(self, ranks: int) -> int:
+        """Of each of so many ranks on this machine: its share of the cores, and no more than the environment grants."""
+        share = max(1, self.cores // max(1, ranks))
+        return share if self.threads is None else min(share, self.threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,11 @@ class ModelFacts:
     """Shapes of the stored tensors by name, where the files say so without being loaded."""
     key_width: int | None = None
     """Numbers that a layer keeps of a position as its keys: heads of keys x width of a head."""
+    query_width: int | None = None
+    """Heads x width of a head."""
+    heads: int | None = None
+    inner: int | None = None
+    """Width of a layer's MLP; of all experts that a position goes through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,21 +1,35 @@
-"""How much memory a rank needs for weights, gradients and optimizer, and the lowest ZeRO stage that fits.
+"""What a rank holds in memory: one function a term, each a closed formula in bytes.
 
-Leaves out activations and the key-value cache: they get the share of the device that `TRAINING_SHARE` leaves.
+Every number is of one rank. `dtype`: float32 or bfloat16; "number" is its width in bytes, "positions" are those of one pass, padding included. What
+DeepSpeed keeps was counted on its stages 0 to 3 with the configuration that `deepspeed_config` writes; what autograd keeps, by its saved tensors.
+Leaves out the CUDA context, NCCL and fragmentation (`USABLE_SHARE`), and what is chosen because of the sums (`memory_ladder`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rftcli.plan.facts import MachineFacts
+from rftcli.plan.deepspeed_config import BUCKET_ELEMENTS
+from rftcli.plan.facts import MachineFacts, ModelFacts
 from rftcli.plan.plan import WorldPlan
 
-TRAINING_SHARE = 0.5
-"""Share of a device that weights, gradients and optimizer may take."""
+GIB = 1024**3
+USABLE_SHARE = {"cuda": 0.92, "cpu": 0.85}
+"""Of a device: the rest goes to the CUDA context, NCCL and fragmentation; on a CPU to the system and what else runs there."""
+PROCESS_BYTES = {"cuda": 64 * 2**20, "cpu": 0.7 * GIB}
+"""Of a rank beside its model: on a GPU cuBLAS's workspaces, 32 MiB each for the threads of forward and backward passes (torch's default on Hopper); on a
+CPU torch, transformers and DeepSpeed themselves."""
 REPLICA_SHARE = 0.9
 """Share of a device that training state and the engine's replica may take together; they meet while nothing is trained."""
-GIB = 1024**3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+SCORE_COPIES = 3
+"""Float32 copies of (sequences, vocabulary) that are alive while tokens are chosen."""
+HEAD_CHUNK_BYTES = 256 * 2**20
+"""Float32 scores of one chunk of the head (`models.policy.HEAD_BYTES`)."""
+HEAD_COPIES = {"float32": 4, "bfloat16": 5}
+"""Chunks alive in the backward pass of one: scores, log-softmax, and the gradients of both; in bfloat16 scores and their gradient once more, in half."""
+REDUCED_AT_ONCE = 500_000_000
+"""Elements that DeepSpeed copies into one tensor to reduce it at stage 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,61 +42,200 @@ class Keeping:
     offload_optimizer: bool = False
     offload_parameters: bool = False
 
-    def optimizer_bytes(self, dtype: str) -> float:
-        """Bytes of a parameter's master weight and moments on the training device."""
-        if self.offload_optimizer:
-            return 0.0
-        number = DTYPE_BYTES["float32" if dtype == "float32" else self.master]
-        moments = 2 if self.optimizer == "adamw_8bit" else 2 * number  # muon has one moment of hidden matrices: counted as two
-        return moments + (0 if dtype == "float32" else number)
-
 
 PLAIN = Keeping()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The widths of a decoder that its terms are made of."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    inner: int
+    """Numbers of a position between the two matrices of a layer's MLP; of all experts that a position goes through."""
+    query_width: int
+    """Heads x width of a head."""
+    key_width: int
+    """Heads of keys x width of a head."""
+    vocabulary: int
+    heads: int = 0
+
+
+def shape_of(model: ModelFacts) -> Shape | None:
+    """None where the files do not say enough. A width that they leave out is taken from the original transformer: an MLP of 4 x hidden."""
+    if model.parameters is None or model.layers is None or model.hidden is None:
+        return None
+    return Shape(
+        parameters=model.parameters,
+        layers=model.layers,
+        hidden=model.hidden,
+        inner=model.inner or 4 * model.hidden,
+        query_width=model.query_width or model.hidden,
+        key_width=model.key_width or model.query_width or model.hidden,
+        vocabulary=model.vocabulary or 0,
+        heads=model.heads or 0,
+    )
+
+
+# State: what a parameter costs for as long as the run lasts.
+
+
+def weights(parameters: int, dtype: str, *, stage: int = 0, ranks: int = 1, keeping: Keeping = PLAIN) -> float:
+    """number x parameters; over the ranks under stage 3 (arXiv:1910.02054, section 5)."""
+    if keeping.offload_parameters:
+        return 0.0
+    return DTYPE_BYTES[dtype] * parameters / (ranks if stage >= 3 else 1)
+
+
+def optimizer(trained: int, dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
+    """Moments and master weights. From stage 1 on DeepSpeed keeps master weights of float32 parameters too, a copy of this rank's part."""
+    if keeping.offload_optimizer:
+        return 0.0
+    number = DTYPE_BYTES["float32" if dtype == "float32" else keeping.master]
+    moments = 2 if keeping.optimizer == "adamw_8bit" else 2 * number  # muon has one moment of hidden matrices: counted as two
+    master = number if stage >= 1 or dtype != "float32" else 0
+    return (moments + master) * trained / (ranks if stage >= 1 else 1)
+
+
+def gradients(trained: int, dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
+    """Summed over micro-batches: whole up to stage 1, this rank's part from stage 2 on. A policy in bfloat16 at stage 1 sums into float32 beside the
+    gradients of the pass itself."""
+    number = DTYPE_BYTES["float32" if dtype == "float32" else keeping.gradients]
+    of_the_pass = DTYPE_BYTES[dtype] if sums_apart(dtype, stage, keeping) else 0
+    return (number / (ranks if stage >= 2 else 1) + of_the_pass) * trained
+
+
+def sums_apart(dtype: str, stage: int, keeping: Keeping = PLAIN) -> bool:
+    """DeepSpeed's optimizer of bfloat16 at stage 1 keeps its float32 sums of gradients from one update to the next."""
+    return dtype == "bfloat16" and stage == 1 and keeping.gradients == "float32" and not keeping.offload_optimizer
+
+
 def training_bytes(parameters: int, dtype: str, stage: int, ranks: int, keeping: Keeping = PLAIN, *, trained: int | None = None) -> float:
-    """Bytes per rank, on the training device, of weights, gradients, master weights (bfloat16 only) and two Adam moments under a ZeRO stage.
-    `trained`: the parameters that have gradients; None: all."""
+    """Weights, gradients and optimizer together. `trained`: the parameters that have gradients; None: all."""
     trained = parameters if trained is None else trained
-    weights = 0.0 if keeping.offload_parameters else float(DTYPE_BYTES[dtype] * parameters)
-    gradients = float(DTYPE_BYTES["float32" if dtype == "float32" else keeping.gradients] * trained)
-    optimizer = keeping.optimizer_bytes(dtype) * trained
-    if stage >= 1:
-        optimizer /= ranks
-    if stage >= 2:
-        gradients /= ranks
-    if stage >= 3:
-        weights /= ranks
-    return weights + gradients + optimizer
+    of = {"stage": stage, "ranks": ranks, "keeping": keeping}
+    return weights(parameters, dtype, **of) + gradients(trained, dtype, **of) + optimizer(trained, dtype, **of)
 
 
-def zero_stage(
-    parameters: int | None,
-    dtype: str,
-    world: WorldPlan,
-    machine: MachineFacts,
-    keeping: Keeping = PLAIN,
-    *,
-    trained: int | None = None,
-    lowest: int | None = None,
-    highest: int = 3,
-) -> tuple[int, str]:
-    """(lowest stage that fits, the reason). Without a `lowest`, bfloat16 starts at stage 1: DeepSpeed keeps float32 master weights from there on."""
-    if lowest is None:
-        lowest = 1 if dtype == "bfloat16" else 0
-    if parameters is None:
-        stage = min(highest, max(lowest, 2 if world.ranks > 1 else 0))
-        return stage, "the model's size is not known before it is loaded"
-    budget = machine.gpu_memory_gib if world.device == "cuda" else machine.memory_gib / world.ranks
-    for stage in range(lowest, highest + 1):
-        if stage > lowest and world.ranks == 1:
-            break
-        need = training_bytes(parameters, dtype, stage, world.ranks, keeping, trained=trained) / GIB
-        if need <= TRAINING_SHARE * budget:
-            return stage, f"{need:.2f} GiB a rank of weights, gradients and optimizer fit into {TRAINING_SHARE:.0%} of {budget:.0f} GiB"
-    stage = highest if world.ranks > 1 else lowest
-    need = training_bytes(parameters, dtype, stage, world.ranks, keeping, trained=trained) / GIB
-    return stage, f"even so {need:.1f} GiB a rank are more than {TRAINING_SHARE:.0%} of {budget:.0f} GiB: expect to run out of memory"
+def buckets(dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
+    """Of the reductions in a backward pass: one of BUCKET_ELEMENTS, in the type of the gradients up to stage 2, of their sums under stage 3."""
+    if stage == 0 or sums_apart(dtype, stage, keeping):
+        return 0.0
+    kind = dtype if stage <= 2 else "float32" if dtype == "float32" else keeping.gradients
+    return float(DTYPE_BYTES[kind] * BUCKET_ELEMENTS)
+
+
+def update_copies(trained: int, dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
+    """Beyond the state while the optimizer steps, when activations are gone: the gradients of stages 1 and 2 once more, flat; at stage 0 what is
+    reduced at once."""
+    if stage == 0:
+        return 4.0 * min(trained, REDUCED_AT_ONCE) if ranks > 1 else 0.0
+    if stage == 3 or keeping.offload_optimizer or sums_apart(dtype, stage, keeping):
+        return 0.0
+    return 4.0 * trained / ranks
+
+
+def frozen_copy(parameters: int, dtype: str, *, bits: int | None = None, ranks: int = 1) -> float:
+    """A reference, teacher, reward model or replica: weights alone, in `bits` where they are quantised, over `ranks` that partition them."""
+    return (DTYPE_BYTES[dtype] if bits is None else bits / 8) * parameters / ranks
+
+
+def running_mean(trained: int, *, ranks: int) -> float:
+    """The EMA of the trained weights: float32, this rank's part."""
+    return 4.0 * trained / ranks
+
+
+# Sampling.
+
+
+def cache_per_token(shape: Shape, dtype: str, *, tensor_parallel: int = 1) -> float:
+    """Keys and values of a position in all layers: 2 x layers x key width x number."""
+    return 2 * shape.layers * shape.key_width * DTYPE_BYTES[dtype] / tensor_parallel
+
+
+def kv_cache(shape: Shape, dtype: str, *, sequences: int, tokens: int) -> float:
+    """Of so many sequences, each with room for `tokens`."""
+    return cache_per_token(shape, dtype) * sequences * tokens
+
+
+def sampled_logits(sequences: int, vocabulary: int) -> float:
+    """SCORE_COPIES x 4 x sequences x vocabulary."""
+    return float(SCORE_COPIES * 4 * sequences * vocabulary)
+
+
+def passing(shape: Shape, dtype: str, *, positions: int) -> float:
+    """A forward pass that keeps nothing for a backward one: residual, norm, and a layer's MLP with gate, up and product."""
+    return float(DTYPE_BYTES[dtype] * positions * (4 * shape.hidden + 3 * shape.inner))
+
+
+# Learning.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One micro-batch on its way through the layers."""
+
+    positions: int
+    mask_width: int = 0
+    """Of the mask of every row, where one is needed: the longest row, or the whole pack; 0: none."""
+    eager: bool = False
+    adapters: bool = False
+    """Adapters in float32 are trained."""
+
+
+def layer_activations(shape: Shape, dtype: str, one: Pass) -> float:
+    """What autograd keeps of one layer of a Llama-shaped decoder as transformers computes it:
+
+        two norms      2 x (input in float32, its normalised form, their output)   2 x (4 + 2 number) x hidden
+        attention      queries, keys, values and what comes out                    number x (2 query width + 2 key width)
+        MLP            gate, its activation, up, their product                     4 x number x inner
+
+    A mask is made anew for every layer, in the number type, and with one keys and values are repeated for all query heads. Eager attention keeps the
+    softmax of every head, in float32 and in the number type. Below adapters nothing has gradients: what only a frozen weight's gradient would need is
+    not kept; adapters in float32 over bfloat16 keep a float32 copy of what goes into each linear layer.
+    """
+    number = DTYPE_BYTES[dtype]
+    keys = shape.query_width if one.mask_width else shape.key_width
+    half = number < 4
+    norms = 2 * (4 + (0 if half else number) if one.adapters else 4 + 2 * number) * shape.hidden
+    attention = number * (2 * shape.query_width + 2 * keys + one.mask_width)
+    scores = (4 + number if half else 4) * shape.heads * one.mask_width if one.eager else 0
+    mlp = (3 if one.adapters and half else 4) * number * shape.inner
+    copies = 4 * (5 * shape.hidden + shape.query_width + shape.inner) if one.adapters and half else 0
+    return float(one.positions * (norms + attention + scores + mlp + copies))
+
+
+def activations(shape: Shape, dtype: str, one: Pass, *, checkpointing: bool) -> float:
+    """Of all layers, and of the last norm with its output where tokens are trained; under checkpointing the input of each layer, and one layer that
+    is computed again."""
+    layer = layer_activations(shape, dtype, one)
+    last = one.positions * (4 + 2 * DTYPE_BYTES[dtype]) * shape.hidden
+    if not checkpointing:
+        return layer * shape.layers + last
+    return layer + float(DTYPE_BYTES[dtype] * one.positions * shape.hidden * shape.layers) + last
+
+
+def head(shape: Shape, dtype: str, *, positions: int) -> float:
+    """Scores of the chunked head in the backward pass of a chunk, and the gradient of its matrix from that chunk."""
+    chunk = min(HEAD_CHUNK_BYTES, 4 * positions * shape.vocabulary)
+    return float(HEAD_COPIES[dtype] * chunk + DTYPE_BYTES[dtype] * shape.vocabulary * shape.hidden)
+
+
+def head_scores(shape: Shape, dtype: str, *, positions: int) -> float:
+    """The same without gradients: scores, log-softmax, and the entropy's two copies."""
+    return float(4 * min(HEAD_CHUNK_BYTES, 4 * positions * shape.vocabulary))
+
+
+# The host.
+
+
+def device_bytes(machine: MachineFacts, world: WorldPlan) -> float:
+    """Of one rank: a GPU, or its part of the machine's memory."""
+    if world.device == "cuda":
+        return machine.gpu_memory_gib * GIB
+    return machine.memory_gib * GIB * world.nodes / world.ranks
 
 
 def with_replica(parameters: int, dtype: str, world: WorldPlan, machine: MachineFacts, *, trained: int | None = None) -> tuple[float, float, str]:

@@ -15,10 +15,11 @@ from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
 from rftcli.plan.plan_engine import EnginePlan, SglangPlan, VllmPlan
 from rftcli.plan.plan_loss import AdvantagePlan, KlPlan, LossPlan
+from rftcli.plan.plan_memory import MemoryPlan
 from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePlan, ServerPlan
 from rftcli.plan.plan_rewards import ShapingPlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
-from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, ReplayPlan
+from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, PartialPlan, ReplayPlan
 from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.spec import CombineSpec, PartSpec
 
@@ -120,6 +121,7 @@ class RolloutPlan:
     """Labels that are sampled in a way of their own."""
     dynamic: DynamicPlan | None = None
     over_sample: OverSamplePlan | None = None
+    partial: PartialPlan | None = None
     keep: KeepPlan | None = None
     replay: ReplayPlan | None = None
     greedy_twin: bool = False
@@ -331,6 +333,8 @@ class Plan:
     scorers: tuple[ScorerSpec, ...] = ()
     """Models and services that parts of rewards use, those of evaluation too."""
     teacher: TeacherPlan | None = None
+    memory: MemoryPlan | None = None
+    """None where the model's files do not tell its widths."""
     format: int = field(default=PLAN_FORMAT)
 
     def trains_policy(self, step: int) -> bool:

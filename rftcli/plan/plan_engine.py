@@ -8,8 +8,39 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartPlan:
+    """Servers that the run starts on the first rank's machine."""
+
+    servers: int
+    gpus: tuple[int, ...]
+    """Of all servers, in order; empty on a CPU."""
+    command: tuple[str, ...]
+    """Words in front of the arguments of `vllm serve`; empty: vLLM of the ranks' Python."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    """vLLM servers on other devices than the ranks."""
+
+    urls: tuple[str, ...]
+    start: StartPlan | None
+    weights: str
+    """auto: nccl where both sides have GPUs, else files."""
+    folder: str | None
+    """For files; None: in the run directory."""
+    timeout_seconds: float
+    ready_seconds: float
+    retries: int
+    headers_env: Mapping[str, str]
+
+    @property
+    def count(self) -> int:
+        return len(self.urls) if self.start is None else self.start.servers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """An engine with a model of its own in every `tensor_parallel` consecutive ranks."""
+    """An engine with a model of its own in every `tensor_parallel` consecutive ranks, or servers apart from them."""
 
     tensor_parallel: int
     max_model_tokens: int
@@ -40,9 +71,11 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmPlan(EnginePlan):
-    """vLLM, inside the ranks."""
+    """vLLM, inside the ranks, beside them, or at servers apart from them."""
 
     process: str = "inside"
+    """inside: in the ranks' process. beside: in one of its own on the same device. server: apart from the ranks."""
+    server: ServerPlan | None = None
     lora: str = "merged"
     """merged into the weights, or adapter: by itself"""
 

@@ -28,6 +28,8 @@ class CheckpointPlan:
     max_gib: float | None
     trainer_state: bool
     save_hf: bool
+    background: bool = False
+    """What it holds is copied to host memory, and written while the next steps run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,16 @@ class OverSamplePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartialPlan:
+    """What a step does not finish goes on in the next one."""
+
+    budget_tokens: int | None
+    """Tokens that an answer grows by in a step before fresh prompts are asked for; None: over-sampling alone ends a step."""
+    max_version_lag: int
+    """Updates between the oldest token of a trained group and the weights that train on it, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepPlan:
     """Of the samples of a group, so many of the best and of the worst are trained on; baselines see all."""
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from rftcli.plan import memory
 from rftcli.plan.plan import LearnerPlan, ModelPlan, Plan, RolloutPlan, plan_hash
+from rftcli.plan.show_engine import apart_rows
+from rftcli.plan.show_memory import memory_lines
 from rftcli.plan.show_models import model_rows
 from rftcli.plan.show_sampling import sampling_rows
 from rftcli.plan.show_scorers import scorer_rows
@@ -50,7 +52,7 @@ def plan_text(plan: Plan) -> str:
         rows.append((f"reward {label}", " + ".join(f"{part.weight:g} x {part.name}" for part in parts)))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
-    return "\n".join([*lines, *(f"note: {text}" for text in plan.notes)])
+    return "\n".join([*lines, *memory_lines(plan), *(f"note: {text}" for text in plan.notes)])
 
 
 def _old_logprobs(plan: Plan) -> str:
@@ -79,6 +81,8 @@ def _engine(plan: Plan) -> list[tuple[str, str]]:
     engine, vllm = plan.rollout.own_engine, plan.rollout.vllm
     if engine is None:
         return []
+    if vllm is not None and vllm.process != "inside":
+        return apart_rows(plan, vllm)
     shown = "SGLang beside" if vllm is None else f"vLLM {vllm.process}"
     together = f"each over {engine.tensor_parallel} ranks" if engine.tensor_parallel > 1 else "one in every rank"
     graphs = f"graphs up to {engine.max_sequences} rows" if engine.graphs else "no graphs"

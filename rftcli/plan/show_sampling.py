@@ -19,6 +19,9 @@ def sampling_rows(plan: Plan) -> list[tuple[str, str]]:
     if rollout.over_sample is not None:
         over = rollout.over_sample
         rows.append(("over-sampling", f"{over.factor:g} x the prompts, whole groups counted every {over.slice_tokens} tokens"))
+    if rollout.partial is not None:
+        until = "" if rollout.partial.budget_tokens is None else f"answers grow by {rollout.partial.budget_tokens} tokens a step; "
+        rows.append(("partial", f"{until}the unfinished go on in the next step, tokens at most {rollout.partial.max_version_lag} updates old"))
     if rollout.keep is not None:
         rows.append(("trained on", f"{rollout.keep.best} best and {rollout.keep.worst} worst of {rollout.samples_per_prompt} completions of a prompt"))
     if rollout.replay is not None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from rftcli.errors import UsageError
 from rftcli.plan.facts import MachineFacts
 
 NVIDIA_SMI_SECONDS = 20
@@ -25,7 +29,46 @@ def machine_facts(*, use_gpus: bool = True) -> MachineFacts:
         gpu_name=gpus[0][0] if gpus else None,
         gpu_memory_gib=min((memory for _, memory in gpus), default=0.0),
         vllm=installed("vllm"),
+        threads=_threads(os.environ),
     )
+
+
+def _threads(environ: Mapping[str, str]) -> int | None:
+    """OMP_NUM_THREADS, unless torchrun has set it: it gives every process one where nothing is said."""
+    word = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(word) if word.isdecimal() and int(word) > 0 and "TORCHELASTIC_RUN_ID" not in environ else None
+
+
+OTHER = re.compile(r"(?:(?P<nodes>[1-9]\d*)x)?(?P<each>[1-9]\d*)x(?P<name>[A-Za-z][A-Za-z0-9_]*)(?:-(?P<gib>\d+(?:\.\d+)?))?")
+"""A machine by name: 8xH100-80, 2x8xH100-80 (two of them), 8xH100 (its memory is known), 4xCPU-64 (ranks, and the memory that they share)."""
+CORES_A_GPU = 8
+HOST_MEMORY_A_GPU = 2.0
+"""A machine by name has so many times its GPUs' memory, and so many cores: what large clouds rent out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherMachine:
+    facts: MachineFacts
+    each: int
+    """GPUs, or ranks on a CPU, of one machine."""
+    nodes: int
+
+
+def other_machine(text: str) -> OtherMachine:
+    """A machine that is not this one, for `rft plan --machine`. vLLM is taken to be installed beside GPUs. UsageError for a text that names none."""
+    found = OTHER.fullmatch(text)
+    if found is None:
+        raise UsageError(f"`{text}` names no machine", hint="for example 8xH100-80: GPUs, name, GiB of each; 2x8xH100-80: two of them; 4xCPU-64: ranks")
+    name, each, nodes = found["name"].upper(), int(found["each"]), int(found["nodes"] or 1)
+    gib = float(found["gib"]) if found["gib"] else KNOWN_GIB.get(name, 0.0)
+    if gib <= 0:
+        raise UsageError(f"the memory of `{found['name']}` is not known", hint=f"write it: {text}-80; known are {', '.join(KNOWN_GIB)}")
+    if name == "CPU":
+        return OtherMachine(facts=MachineFacts(cores=each, memory_gib=gib), each=each, nodes=nodes)
+    facts = MachineFacts(
+        cores=CORES_A_GPU * each, memory_gib=HOST_MEMORY_A_GPU * each * gib, gpus=each, gpu_name=found["name"], gpu_memory_gib=gib, vllm=True
+    )
+    return OtherMachine(facts=facts, each=each, nodes=nodes)
 
 
 def installed(package: str) -> bool:
@@ -90,3 +133,10 @@ def _visible(found: list[tuple[str, float]], setting: str) -> list[tuple[str, fl
         else:
             break
     return chosen
+
+
+# How to add one: its name in capitals without a maker, and the GiB that it has in common use.
+KNOWN_GIB: dict[str, float] = {
+    "T4": 16, "V100": 32, "L4": 24, "A10": 24, "A10G": 24, "RTX4090": 24, "RTX5090": 32, "A6000": 48, "L40S": 48, "A100": 80, "H100": 80, "H200": 141,
+    "B200": 180, "B300": 288,
+}  # fmt: skip

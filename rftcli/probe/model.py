@@ -121,6 +121,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """How configurations of mixtures of experts call the number of their experts."""
 
+EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk", "num_experts_per_token")
+"""The same for how many of them a position goes through."""
+
 
 NOT_PLAIN = ("attn_logit_softcapping", "attn_softcap", "alibi")
 """Keys of configurations that change attention's scores."""
@@ -144,6 +147,9 @@ def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]], *, 
         experts=next((text[name] for name in EXPERTS if text.get(name)), None),
         revision=revision,
         key_width=_key_width(text),
+        query_width=_query_width(text),
+        heads=text.get("num_attention_heads", text.get("n_head")),
+        inner=_inner(text),
         shapes={name: tuple(entry["shape"]) for header in headers for name, entry in header.items() if name != "__metadata__"} or None,
     )
 
@@ -154,6 +160,20 @@ def _key_width(config: dict[str, Any]) -> int | None:
         return None
     keys = config.get("num_key_value_heads") or heads
     return keys * (config.get("head_dim") or hidden // heads) if isinstance(keys, int) else None
+
+
+def _query_width(config: dict[str, Any]) -> int | None:
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if not isinstance(heads, int) or not isinstance(hidden, int) or heads < 1:
+        return None
+    return heads * (config.get("head_dim") or hidden // heads)
+
+
+def _inner(config: dict[str, Any]) -> int | None:
+    """Of a mixture: the experts that a position goes through, together."""
+    chosen = next((config[name] for name in EXPERTS_CHOSEN if config.get(name)), None)
+    width = (config.get("moe_intermediate_size") if chosen else None) or config.get("intermediate_size", config.get("n_inner"))
+    return width * (chosen or 1) if isinstance(width, int) else None
 
 
 def _safetensors_header(path: Path) -> dict[str, Any]:
@@ -236,4 +256,7 @@ def _from_gguf(path: Path) -> ModelFacts:
         plain_attention=not value(f"{architecture}.attn_logit_softcapping"),
         experts=value(f"{architecture}.expert_count") or None,
         key_width=_key_width(shape),
+        query_width=_query_width(shape),
+        heads=shape["num_attention_heads"],
+        inner=_inner({"intermediate_size": value(f"{architecture}.feed_forward_length"), "num_experts_per_tok": value(f"{architecture}.expert_used_count")}),
     )

@@ -51,8 +51,12 @@ def options(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
             yield Finding(path=path, message=f"`{name}` has a key of its own", hint=f"set `algorithm.loss.{name}`", at_key=True, reads=(KIND,))
         elif name not in known:
             yield Finding(path=path, message=f"`{loss.kind}` has no option `{name}`", allowed=tuple(known), at_key=True, reads=(KIND,))
+        elif value is None and known[name] is None:
+            continue  # off, as it is anyway
         elif not _fits(name, value):
             yield Finding(path=path, message=f"must be {OPTION_WORDS[name]}, got {value!r}", reads=(KIND,))
+    if loss.kind == "cpg" and loss.options.get("drift_bound") is not None and not loss.options.get("drift"):
+        yield Finding(path=(*LOSS, "options", "drift_bound"), message="has no effect without `drift`", reads=(KIND,), at_key=True)
     if loss.kind == "clip_cov":
         merged = {**known, **loss.options}
         if _fits("low", merged["low"]) and _fits("high", merged["high"]) and merged["low"] >= merged["high"]:
@@ -72,6 +76,7 @@ OPTION_WORDS = {
     "tau_positive": "above 0",
     "tau_negative": "above 0",
     "drift": "at least 0",
+    "drift_bound": "above 0",
     "share": "above 0 and at most 1",
     "low": "a number",
     "high": "a number",

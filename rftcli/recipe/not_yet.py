@@ -36,8 +36,6 @@ KEYS: dict[str, str] = {
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
     "data.images": "only text is trained",
     "data.videos": "only text is trained",
-    "rollout.max_version_lag": "every rollout uses the newest weights",
-    "rollout.vllm.server": "the engine runs inside the training ranks",
 }
 """Pattern of a key -> what holds instead."""
 
@@ -47,8 +45,7 @@ VALUES: dict[str, dict[str, str]] = {
     "models.policy.dtype": {"float16": "float16 needs loss scaling: use bfloat16"},
     "models.policy.attention": {"flex": "use varlen: it packs without compiling a mask for every micro-batch"},
     "rollout.engine": {"diffusers": "use vllm, sglang or hf"},
-    "rollout.vllm.process": {"beside": "use inside: weights are copied in place, which needs the engine in the trainer's process"},
-    "profile.tool": dict.fromkeys(("nsys", "memory"), "use torch, or start the whole command under the tool: `nsys profile rft train ...`"),
+    "profile.tool": {"nsys": "use torch, or start the whole command under the tool: `nsys profile rft train ...`"},
 }
 """Pattern of a key -> value -> what to use instead."""
 

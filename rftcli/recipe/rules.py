@@ -31,9 +31,7 @@ from rftcli.recipe import (
 )
 from rftcli.recipe.finding import Finding, KnownRules, Rule
 from rftcli.recipe.sections import Recipe
-
-GROUP_ESTIMATORS = frozenset({"grpo", "rloo", "reinforce_pp_baseline", "opo", "gpg", "grpo_passk", "gdpo", "cpgd"})
-"""Estimators that compare a completion with the others of its group."""
+from rftcli.recipe.sections.algorithm import GROUP_ESTIMATORS
 
 
 def check(recipe: Recipe, known_rules: KnownRules | None = None) -> list[tuple[str, Finding]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from rftcli.recipe import partial_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.paths import KeyPath
 from rftcli.recipe.sections import Recipe
@@ -75,21 +76,22 @@ def over_sampled(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     rollout, path = recipe.rollout, ("rollout", "over_sample")
     if rollout.over_sample is None:
         return
-    if rollout.dynamic is not None:
+    if rollout.dynamic is not None and rollout.partial is None:
         yield Finding(
             path=path,
             message="does not go together with `rollout.dynamic`",
             reason="one drops groups by their length and the other by their rewards: what is left would be short answers with a spread",
-            reads=(("rollout", "dynamic"),),
+            hint="`rollout.partial` drops nothing by its length",
+            reads=(("rollout", "dynamic"), ("rollout", "partial")),
             at_key=True,
         )
     if recipe.batch.rollouts_per_update > 1:
         why = "over-sampling has one pool of candidates"
         reads = (("batch", "rollouts_per_update"),)
         yield Finding(path=path, message="needs `batch.rollouts_per_update` of 1", reason=why, reads=reads, at_key=True)
-    if recipe.algorithm.advantage.kind in ("remax",):
-        why = "a greedy answer would be stopped with the others"
-        yield Finding(path=path, message="does not go together with `remax`", reason=why, reads=(("algorithm", "advantage", "kind"),), at_key=True)
+    if recipe.algorithm.advantage.kind in ("remax",) and rollout.partial is None:
+        why, reads = "a greedy answer would be stopped with the others", (("algorithm", "advantage", "kind"), ("rollout", "partial"))
+        yield Finding(path=path, message="does not go together with `remax`", reason=why, reads=reads, at_key=True)
     if rollout.max_new_tokens != "auto" and rollout.over_sample.slice_tokens >= rollout.max_new_tokens:
         yield Finding(
             path=(*path, "slice_tokens"),
@@ -189,7 +191,7 @@ def curriculum_kind(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         yield Finding(path=(*path, changed[0]), message="has no effect with `kind: python`", reason="the class decides", reads=reads, at_key=True)
 
 
-Row = tuple[tuple[str, ...], str, Callable[[Recipe, KnownRules | None], Iterator[Finding]]]
+Row = partial_rules.Row
 # How to add one: a small function above and a line here.
 ROWS: dict[str, Row] = {
     "spread-of-one": (
@@ -220,5 +222,6 @@ ROWS: dict[str, Row] = {
         "A curriculum is measured, or a class of yours.",
         curriculum_kind,
     ),
+    **partial_rules.ROWS,
 }  # fmt: skip
 """Code -> keys it concerns, the rule in one sentence, its check."""

@@ -106,7 +106,9 @@ ROWS: dict[str, Row] = {
         sampling,
     ),
     "sglang-together": (
-        ("rollout.sglang.tensor_parallel", "rollout.by_label", "rollout.over_sample"), "Ranks of one engine call it alike.", together
+        ("rollout.sglang.tensor_parallel", "rollout.by_label", "rollout.over_sample", "rollout.partial"),
+        "Ranks of one engine call it alike.",
+        together,
     ),
 }
 """Code -> keys it concerns, the rule in one sentence, its check."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from rftcli.recipe import server_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe, SglangEngine, VllmEngine
 from rftcli.recipe.sections.rollout import HfOptions
@@ -19,7 +20,7 @@ OWNED: dict[str, str] = {
 }  # fmt: skip
 """Argument of `vllm.LLM` -> the key that decides it."""
 FIXED: dict[str, str] = {
-    "load_format": "weights come from the trainer", "distributed_executor_backend": "the engine runs inside the training ranks",
+    "load_format": "weights come from the trainer", "distributed_executor_backend": "it follows from where the engine runs",
     "pipeline_parallel_size": "the engine runs inside the training ranks", "data_parallel_size": "every group of ranks has an engine of its own",
     "logprobs_mode": "log-probs are those of the distribution that is sampled from", "skip_tokenizer_init": "it follows from the sampling keys",
     "generation_config": "sampling is what the recipe says and nothing else",
@@ -62,6 +63,11 @@ def adapter(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     if lora is None:
         yield Finding(path=asked[0], message="needs `models.policy.lora`", reason="there is no adapter", hint=hint, reads=(here,))
         return
+    section = recipe.rollout.vllm
+    elsewhere = ("server",) if section.server is not None else ("process",) if section.process == "beside" else ()
+    for key in elsewhere:
+        why = "what takes weights in another process takes whole ones"
+        yield Finding(path=asked[0], message="`adapter` needs an engine inside the ranks", reason=why, hint=hint, reads=(("rollout", "vllm", key),))
     apart = {
         "save_also": (bool(lora.save_also), "modules that are trained whole are not part of what vLLM loads as an adapter"),
         "start_from": (lora.start_from is not None, "its rank, which vLLM makes room for, is not known before it is loaded"),
@@ -125,9 +131,14 @@ def hf_options(shown: str, recipe: Recipe) -> Iterator[Finding]:
 
 def alike(engine: str, recipe: Recipe) -> Iterator[Finding]:
     rollout = recipe.rollout
-    if getattr(rollout, engine).tensor_parallel == 1:
+    section = getattr(rollout, engine)
+    if section.tensor_parallel == 1 or getattr(section, "server", None) is not None:
         return
-    for name, used in (("by_label", bool(rollout.by_label)), ("over_sample", rollout.over_sample is not None)):
+    for name, used in (
+        ("by_label", bool(rollout.by_label)),
+        ("over_sample", rollout.over_sample is not None),
+        ("partial", rollout.partial is not None),
+    ):
         if used:
             reason = "how often a rank calls the engine would depend on its own prompts, and the others would wait"
             reads = (("rollout", engine, "tensor_parallel"),)
@@ -145,8 +156,14 @@ ROWS: dict[str, Row] = {
     ),
     "vllm-sampling": (("rollout.engine", "rollout.hf.options"), "`hf.options` are sampling options of the engine `hf`.", hf_sampling),
     "vllm-together": (
-        ("rollout.vllm.tensor_parallel", "rollout.by_label", "rollout.over_sample"), "Ranks of one engine call it alike.", together
+        ("rollout.vllm.tensor_parallel", "rollout.by_label", "rollout.over_sample", "rollout.partial"),
+        "Ranks of one engine call it alike.", together,
     ),
-    "vllm-lora": (("rollout.vllm.lora", "models.policy.lora"), "vLLM serves plain adapters by themselves; every other is merged.", adapter),
-}
+    "vllm-lora": (
+        ("rollout.vllm.lora", "rollout.vllm.process", "rollout.vllm.server", "models.policy.lora"),
+        "vLLM serves plain adapters by themselves, inside the ranks; every other is merged.",
+        adapter,
+    ),
+    **server_rules.ROWS,
+}  # fmt: skip
 """Code -> keys it concerns, the rule in one sentence, its check."""

@@ -6,12 +6,12 @@ so it must not rely on signals; `async` functions of one table share one event l
 as text that names the function. A class is made once, with the options, when the table opens; its object is then called like a function, and its
 `close`, if it has one, at the end.
 
-Leaves out combining (`combine`) and limits of time (`limits`): without one, a function that never returns holds up its step.
+Leaves out combining (`combine`) and limits of time (`limits`, `grace`): without one, a function that never returns holds up its step until the run is
+asked to stop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import importlib
 import inspect
@@ -22,15 +22,17 @@ import os
 import re
 import reprlib
 import sys
-import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rftcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from rftcli.rewards.event_loop import EventLoop
 
 RECORD: Mapping[str, str] = {
     "prompt": "the prompt as the model read it",
@@ -85,54 +87,7 @@ class UserFunction:
         """What the function returns for a record with the fields it may ask for. Raises whatever it raises; TimeoutError for an `async` one that
         takes too long, which is cancelled."""
         result = self._function(**{name: record[name] for name in self._wanted}, **self._options)
-        return self._loop.run(result if timeout_seconds is None else _within(result, timeout_seconds)) if self.is_async else result
-
-
-class EventLoop:
-    """An event loop in a thread of its own, started when first needed: asynchronous functions of all threads run there side by side."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """The coroutine's result; blocks the calling thread."""
-        with self._lock:
-            if self._closed:
-                coroutine.close()
-                raise RuntimeError("the reward table was closed")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True)
-                self._thread.start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def close(self) -> None:
-        """Cancel what still runs and end the thread; a second time does nothing."""
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if closed or self._loop is None or self._thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _within(awaitable: Awaitable[Any], seconds: float) -> Any:
-    try:
-        return await asyncio.wait_for(awaitable, seconds)
-    except TimeoutError:
-        raise TimeoutError(f"no value within {seconds:g} seconds") from None
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+        return self._loop.run(result, timeout_seconds) if self.is_async else result
 
 
 class Log:
@@ -178,7 +133,11 @@ def load_function(
     value = load_object(target, search_path)
     if not callable(value):
         raise UsageError(f"reward function `{target}` is a {type(value).__name__}, which cannot be called")
-    return UserFunction(target, value, _wanted(target, value, options, record), options, loop or EventLoop())
+    if loop is None:
+        from rftcli.rewards.event_loop import EventLoop
+
+        loop = EventLoop()
+    return UserFunction(target, value, _wanted(target, value, options, record), options, loop)
 
 
 def load_object(target: str, search_path: Iterable[Path | str] = ()) -> Any:

@@ -12,18 +12,22 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rftcli.errors import RftError, UsageError
 from rftcli.rewards.combine import GROUP_RECORD, combine_group, combined
-from rftcli.rewards.functions import EventLoop, Log, UserFunction, as_values, describe, load_function
+from rftcli.rewards.event_loop import EventLoop
+from rftcli.rewards.functions import Log, UserFunction, as_values, describe, load_function
+from rftcli.rewards.grace import STOP_GRACE_SECONDS, Grace, nobody_asks, row_of
 from rftcli.rewards.inputs import HeavyRule, RuleInput
 from rftcli.rewards.limits import TimedCalls
 from rftcli.rewards.rules import check_options, open_rule
 from rftcli.rewards.scorers.desk import Desk, after
+from rftcli.rewards.scorers.verdict import Verdict, is_number
 from rftcli.rewards.spec import DEFAULT_LABEL, PLAIN_SUM, CombineSpec, PartSpec
 from rftcli.types import Completion, PartScore, ScoredSample
 
@@ -49,8 +53,11 @@ class RewardTable:
         threads: int = 8,
         total_steps: int | None = None,
         desk: Desk | None = None,
+        stop_asked: Callable[[], bool] = nobody_asks,
+        grace_seconds: float = STOP_GRACE_SECONDS,
     ) -> None:
         self.step: int | None = None
+        self._grace = Grace(stop_asked, grace_seconds)
         self._total_steps = total_steps
         self._score_prefill = score_prefill
         self._desk = Desk() if desk is None else desk
@@ -69,7 +76,8 @@ class RewardTable:
 
     def score(self, completions: Iterable[Completion]) -> Iterator[ScoredSample]:
         """Each completion once, in the order in which scoring ends. `completions` is iterated here, in the caller's thread, and each one is handed
-        on at once, so slow rewards run while the engine still generates. RftError for a part that failed with `on_error: stop`."""
+        on at once, so slow rewards run while the engine still generates. RftError for a part that failed with `on_error: stop`; HeldUpError where a
+        stop was asked for and a function does not return."""
         groups: dict[int, list[ScoredSample]] = defaultdict(list)
         for sample in self._scored(completions):
             if self._label_of(sample.completion) in self._by_group:
@@ -77,7 +85,7 @@ class RewardTable:
             else:
                 yield sample
         for group in groups.values():
-            yield from self._combine_group(group)
+            yield from self._grace.result(self._executor.submit(self._combine_group, group))
 
     def _scored(self, completions: Iterable[Completion]) -> Iterator[ScoredSample]:
         """The samples, combined as far as one completion alone allows."""
@@ -90,7 +98,7 @@ class RewardTable:
                 yield from (future.result() for future in done)
             self._desk.flush()
             while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                done, pending = self._grace.wait(pending)
                 yield from (future.result() for future in done)
         finally:
             for future in pending:
@@ -116,12 +124,13 @@ class RewardTable:
             raise UsageError(f"rewards.{label} has no part with a weight other than 0, so nothing would have a reward")
         return tuple(OpenPart(part, self._open_part(label, part, search_path)) for part in parts)
 
-    def _open_part(self, label: str, part: PartSpec, search_path: tuple[Path | str, ...]) -> Part:
+    def _open_part(self, label: str, part: PartSpec, search_path: tuple[Path | str, ...]) -> Part | None:
+        """None for a scorer's: its answer is there when the part is scored."""
         options = dict(part.options)
         if part.kind == "model":
             if not self._desk.knows(part.target):
                 raise UsageError(f"rewards.{label}: part `{part.name}` names the scorer `{part.target}`, which is not there")
-            return lambda completion, text, step, log: self._desk.ask(part.target, completion, text).result()
+            return None
         if part.kind == "python":
             function = self._load(part, search_path)
             limit = part.timeout_seconds  # of an async one, which is cancelled before it is left behind
@@ -143,15 +152,15 @@ class RewardTable:
         """Ask the scorers, and start everything else; the sample is there when all of it is."""
         step, parts, log = self.step, self._parts[self._label_of(completion)], Log()
         models = [opened.spec for opened in parts if opened.spec.kind == "model"]
-        asked = [self._desk.ask(spec.target, completion, self._text(completion, spec.text)) for spec in models]
+        asked = {spec.name: self._desk.ask(spec.target, completion, self._text(completion, spec.text)) for spec in models}
         if not asked:
-            return self._executor.submit(self._score_one, completion, step, log, {})
+            return self._executor.submit(self._score_one, completion, step, log, {}, asked)
         early = self._executor.submit(self._score_early, completion, step, log)
-        return after([early, *asked], lambda: self._score_one(completion, step, log, early.result()))
+        return after([early, *asked.values()], lambda: self._score_one(completion, step, log, early.result(), asked))
 
     def _score_early(self, completion: Completion, step: int | None, log: Log) -> dict[str, list[PartScore]]:
         parts = self._parts[self._label_of(completion)]
-        return {opened.spec.name: self._score_part(opened, completion, step, log) for opened in parts if opened.spec.kind != "model"}
+        return {opened.spec.name: self._score_part(opened, completion, step, log, {}) for opened in parts if opened.spec.kind != "model"}
 
     def _label_of(self, completion: Completion) -> str:
         """The entry that scores it. RftError if there is none."""
@@ -165,13 +174,15 @@ class RewardTable:
             )
         return DEFAULT_LABEL
 
-    def _score_one(self, completion: Completion, step: int | None, log: Log, known: Mapping[str, list[PartScore]]) -> ScoredSample:
-        """`known`: parts that have been scored already."""
+    def _score_one(
+        self, completion: Completion, step: int | None, log: Log, known: Mapping[str, list[PartScore]], asked: Mapping[str, Future[Verdict]]
+    ) -> ScoredSample:
+        """`known`: parts that have been scored already; `asked`: what scorers answered to the others, by part."""
         entry = self._label_of(completion)
         scores = [
             (opened.spec, score)
             for opened in self._parts[entry]
-            for score in known.get(opened.spec.name) or self._score_part(opened, completion, step, log)
+            for score in known.get(opened.spec.name) or self._score_part(opened, completion, step, log, asked)
         ]
         how = self._combine.get(entry, PLAIN_SUM)
         parts = tuple(score for _, score in scores)
@@ -184,13 +195,16 @@ class RewardTable:
         target = self._combine[entry].target
         assert target is not None
         texts = {sample.completion.sample: self._text(sample.completion, "clean") for sample in group}
-        return combine_group(self._by_group[entry], target, specs, group, texts, step=self.step, total_steps=self._total_steps)
+        with self._grace.call(f"rewards.{entry}.combine ({target})", row_of(group[0].completion)):
+            return combine_group(self._by_group[entry], target, specs, group, texts, step=self.step, total_steps=self._total_steps)
 
     def _text(self, completion: Completion, kind: str) -> str:
         text = completion.text if kind == "clean" else completion.text_with_special
         return completion.prompt.prefill + text if self._score_prefill else text
 
-    def _score_part(self, opened: OpenPart, completion: Completion, step: int | None, log: Log) -> list[PartScore]:
+    def _score_part(
+        self, opened: OpenPart, completion: Completion, step: int | None, log: Log, asked: Mapping[str, Future[Verdict]]
+    ) -> list[PartScore]:
         """One score; several where a function returned named values."""
         spec = opened.spec
         text = self._text(completion, spec.text)
@@ -198,12 +212,13 @@ class RewardTable:
         values: dict[str | None, float | None] = {None: None}
         error = None
         try:
-            values = as_values(spec.target, opened.call(completion, text, step, log))
+            with self._grace.call(f"reward part `{spec.name}` ({spec.target})", row_of(completion)) if opened.unlimited else nullcontext():
+                told = _score(spec, asked[spec.name].result(), log) if spec.name in asked else opened.call(completion, text, step, log)
+                values = as_values(spec.target, told)
         except (Exception, SystemExit, asyncio.CancelledError) as caught:  # anybody's code: whatever it raises is a value (or a stop), never a crash
             error = f"{spec.target}: {describe(caught)}" if spec.kind == "python" else describe(caught, place=False)
             if spec.on_error == "stop":
-                where = f"row {completion.prompt.row_id} (draw {completion.prompt.draw}, sample {completion.sample})"
-                message = f"reward part `{spec.name}` failed on {where}: {error}"
+                message = f"reward part `{spec.name}` failed on {row_of(completion)}: {error}"
                 raise RftError(message, hint=f"`on_error: stop` is set for `{spec.name}`; `fail_sample` would drop the sample") from caught
         seconds = time.perf_counter() - start
         return [
@@ -218,14 +233,23 @@ class RewardTable:
         ]
 
 
+def _score(part: PartSpec, verdict: Verdict, log: Log) -> float:
+    """The score; what the scorer says beside it is logged as a function would log it, under the part's name."""
+    for name, said in verdict.extra.items():
+        (log.log_metric if is_number(said) else log.log_extra)(f"{part.name}/{name}", said)
+    return verdict.value
+
+
 class OpenPart:
     """A part ready to be called, within its limit of time if it has one."""
 
-    def __init__(self, spec: PartSpec, part: Part) -> None:
+    def __init__(self, spec: PartSpec, part: Part | None) -> None:
         self.spec, self._part = spec, part
         self._timed = None if spec.timeout_seconds is None else TimedCalls()
+        self.unlimited = spec.kind == "python" and spec.timeout_seconds is None
 
     def call(self, completion: Completion, text: str, step: int | None, log: Log) -> Any:
+        assert self._part is not None, "what a scorer says is asked for beforehand"
         if self._timed is None or self.spec.timeout_seconds is None:
             return self._part(completion, text, step, log)
         return self._timed.call(lambda: self._part(completion, text, step, log), self.spec.timeout_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from rftcli.data.source import PromptSource
 from rftcli.engines.shaping import rules_of
 from rftcli.engines.table import sampler_class
 from rftcli.errors import RftError
-from rftcli.models.export import export_hf
+from rftcli.models.export import hf_writer
 from rftcli.models.load import eos_ids, num_parameters, pad_id, special_tokens
 from rftcli.models.policy import CausalPolicy
 from rftcli.models.probe import TOLERANCE_8_BITS, Agreement, agreement
@@ -29,6 +30,7 @@ from rftcli.rewards.failures import ErrorWindow
 from rftcli.rewards.literals import hidden_literals
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime import engine_probe
+from rftcli.runtime.behind import Behind
 from rftcli.runtime.card import Latest, card
 from rftcli.runtime.clock import Stopwatch
 from rftcli.runtime.critic import CRITIC_FOLDER, Trained, export_critic, make_critic, saved_critic
@@ -48,7 +50,10 @@ from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.scorers import fill_desk
 from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
+from rftcli.runtime.tell import lesson_state
 from rftcli.runtime.trackers import TrackerIds, Trackers
+from rftcli.runtime.vllm_apart import check_servers
+from rftcli.runtime.writes import Later
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
 from rftcli.stages.drawing import NOTHING, Memory
@@ -101,6 +106,8 @@ class Job:
     trackers: Trackers | None
     profiler: StepProfiler
     tokenizer: Any
+    tokenizer_to_write: Any
+    """The same, or its copy: a thread may not write the one that encodes."""
     model: Any
     """The policy in Hugging Face form, for its configuration; its weights may be sharded."""
     pad_id: int
@@ -115,10 +122,12 @@ class Job:
     """The user's own, where the plan has one."""
     info: dict[str, Any]
     limits: TimeLimits
+    behind: Behind | None = None
+    """What writes checkpoints behind the next steps; None: they are written before."""
     memory: Memory = NOTHING
     first_step: int = 1
 
-    def export(self, directory: Path, of: str = "live") -> None:
+    def export(self, directory: Path, of: str = "live", later: Later | None = None) -> None:
         """Write the policy so that from_pretrained loads it; `of` ema: its running mean. Collective: rank 0 keeps what the others help to gather."""
         state: dict[str, torch.Tensor] = {}
         for name, tensor in self.roles.policy.weights(of):
@@ -127,12 +136,15 @@ class Job:
         adapter = self.roles.policy.adapter
         plain = None if adapter is None else adapter.plain()
         shown = card(self.plan, self.latest)
-        self._write(directory, lambda: export_hf(self.model, self.tokenizer, state, directory, eos_ids=self.eos_ids, card=shown, plain=plain))
+        write = _nothing
+        if self.world.rank == 0:
+            write = hf_writer(self.model, self.tokenizer_to_write, state, directory, eos_ids=self.eos_ids, card=shown, plain=plain)
+        self._write(directory, write, later)
 
-    def export_checkpoint(self, directory: Path) -> None:
+    def export_checkpoint(self, directory: Path, later: Later | None = None) -> None:
         """The policy, with what belongs beside it: `adapter/` where one is trained, `ema/` where the running mean is used, `critic/` where there is
         one. Collective."""
-        self.export(directory)
+        self.export(directory, later=later)
         learner, ema = self.roles.policy, self.plan.policy.ema
         if learner.adapter is not None:
             state: dict[str, torch.Tensor] = {}
@@ -141,11 +153,11 @@ class Job:
                     if self.world.rank == 0:
                         state[name] = parameter.data.to("cpu", copy=True)
             beside = directory.with_name("adapter")
-            self._write(beside, lambda: learner.adapter.save(beside, state))
+            self._write(beside, lambda: learner.adapter.save(beside, state), later)
         if ema is not None and (ema.export or ema.evaluate or self.plan.eval.weights == "ema"):
-            self.export(directory.with_name("ema"), "ema")
+            self.export(directory.with_name("ema"), "ema", later)
         if self.roles.critic is not None:
-            export_critic(self.roles.critic, self.tokenizer, directory.with_name(CRITIC_FOLDER), self.world)
+            export_critic(self.roles.critic, self.tokenizer_to_write, directory.with_name(CRITIC_FOLDER), self.world, later)
 
     def export_final(self) -> None:
         """What the run was for: the live weights, or their running mean. Collective."""
@@ -167,8 +179,12 @@ class Job:
         if self.plan.rollout.own_engine is not None:
             self.sampler.sleep()
 
-    def _write(self, directory: Path, action: Callable[[], None]) -> None:
-        """Rank 0 writes; RftError on every rank alike when it could not."""
+    def _write(self, directory: Path, action: Callable[[], None], later: Later | None = None) -> None:
+        """Rank 0 writes; RftError on every rank alike when it could not. `later`: where what is written behind the next step is kept."""
+        if later is not None:
+            if self.world.rank == 0:
+                later.call(action)
+            return
         problem = None
         if self.world.rank == 0:
             try:
@@ -203,6 +219,8 @@ class Job:
 
     def close(self) -> None:
         """End worker processes and the engine."""
+        if self.behind is not None:
+            self.behind.close()
         self.profiler.close()
         self.scorer.close()
         self.source.close()
@@ -218,6 +236,9 @@ class Job:
     def step_over(self) -> Boundary:
         """Does the run save, does it stop? Agreed over ranks: what rank 0 sees counts for all."""
         return self.world.gather(self.limits.step_over(self.attempt.stop_reason()) if self.world.rank == 0 else None)[0]
+
+
+def _nothing() -> None: ...
 
 
 def device_of(plan: Plan, local_rank: int) -> torch.device:
@@ -264,8 +285,8 @@ def build(
     disable_progress_bar()
     paths = search_paths(plan)
     desk = make_desk(plan)
-    scorer = make_scorer(plan, paths, desk)
-    eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths, desk)
+    scorer = make_scorer(plan, paths, desk, attempt.stop_asked)
+    eval_scorer = scorer if plan.eval.rewards is None else make_eval_scorer(plan, paths, desk, attempt.stop_asked)
     own_loss = bound_loss(plan, paths)
     tokenizer = make_tokenizer(plan.policy)
     for text in hidden_literals(plan.rewards.labels, special_tokens(tokenizer)):
@@ -273,6 +294,7 @@ def build(
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     check_teacher(plan, tokenizer, world)
+    check_servers(plan, world)
     estimator = None if plan.advantage.python is None else load_estimator(plan.advantage.python, plan.advantage.options, paths)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = make_source(plan, builder, paths)
@@ -306,12 +328,12 @@ def build(
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
     if plan.rollout.own_engine is not None:  # it looks at what memory the others have left
-        sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, first_step=first_step, newest=lambda: learner.version)
+        sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, attempt, first_step=first_step, newest=lambda: learner.version)
     kl = None if plan.kl is None else KlControl(plan.kl)
     entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)
     totals, window, running_norm = Totals(), ErrorWindow(plan.rewards.max_error_rate), RunningNorm()
-    taught = LessonState(on_policy=plan.batch.needs_prepass is None and not plan.loss.reads_sampler)
+    taught = lesson_state(plan)
     early_stop, latest = EarlyStop(plan=plan.early_stop, world=world, max_tokens=plan.max_tokens), Latest()
     registry: dict[str, Stateful] = {"source": source, "learner": learner, "totals": totals, "errors": window, "lessons": taught}
     kept: dict[str, Any] = {"critic": critic, "kl": None if plan.kl is None or plan.kl.controller == "fixed" else kl, "supervised": supervised}
@@ -319,7 +341,7 @@ def build(
     kept["entropy"] = None if plan.loss.entropy_controller is None else entropy
     registry |= {name: item for name, item in kept.items() if item is not None}
     registry |= {"early_stop": early_stop, "latest": latest}
-    memory = make_memory(plan, source, paths)
+    memory = make_memory(plan, source, paths, world, newest=lambda: learner.version)
     registry |= remembered(memory)
     registry["trackers"] = TrackerIds(run, writes=world.rank == 0)
     info = {
@@ -335,6 +357,6 @@ def build(
         sampler=sampler, source=source, scorer=scorer, errors=window, running_norm=running_norm,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
-        tokenizer=tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, memory=memory, first_step=first_step,
-        profiler=StepProfiler(plan.profile, attempt, emit, world.rank),
+        tokenizer=tokenizer, tokenizer_to_write=deepcopy(tokenizer) if plan.checkpoint.background else tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, memory=memory, first_step=first_step,
+        profiler=StepProfiler(plan.profile, attempt, emit, world.rank), behind=Behind(world) if plan.checkpoint.background else None,
     )  # fmt: skip

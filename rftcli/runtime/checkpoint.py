@@ -17,7 +17,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ from rftcli.plan.memory import GIB
 from rftcli.plan.plan import Plan, plan_hash, plan_to_json
 from rftcli.protocols import Learner, Stateful, World
 from rftcli.runtime import disk
+from rftcli.runtime.behind import Behind, Writing
 from rftcli.runtime.reshape import UnreadableError, load_trainer
 from rftcli.runtime.retention import prune
-from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, step_name, step_number, write_json, write_text
+from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, json_text, step_name, step_number, write_text
+from rftcli.runtime.writes import Later
 
 UNFINISHED = ".writing_"
 """In front of the name of a checkpoint that is being written, or was when its run was killed."""
@@ -44,37 +46,71 @@ def save(
     plan: Plan,
     learner: Learner,
     registry: Mapping[str, Stateful],
-    export: Callable[[Path], None],
+    export: Callable[..., None],
     reward_sources: tuple[Path, ...],
     world: World,
+    behind: Behind | None = None,
 ) -> Path:
-    """Write the checkpoint of `step`. Collective. Raises RftError on every rank when any rank could not write; older checkpoints are untouched."""
+    """Write the checkpoint of `step`. Collective. Raises RftError on every rank when any rank could not write; older checkpoints are untouched.
+
+    With `behind` everything is copied here, and written and committed by it; `export(folder, later)` then hands over what it would write.
+    """
+    began = behind.clock() if behind is not None else 0.0
     target = run.checkpoints / step_name(step)
     fresh = target.with_name(UNFINISHED + target.name)
     need = disk.next_checkpoint_bytes(plan, run.committed_checkpoints())
     failure = _on_rank_zero(world, lambda: _begin(fresh, need, with_trainer=plan.checkpoint.trainer_state))
     _agree(world, failure, fresh, target, need)
+    later = None if behind is None else Later()
+    handed = () if later is None else (later,)
     try:
         if plan.checkpoint.trainer_state:
-            learner.save(fresh / "trainer")
+            learner.save(fresh / "trainer", *handed)
         failure = None
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         failure = _describe(error)
-    except RuntimeError as error:  # torch.save reports a full disk as RuntimeError
-        first_line = str(error).partition("\n")[0]
-        failure = f"a file could not be written whole (is the disk full?): {first_line}"
     _agree(world, failure, fresh, target, need)
     if plan.checkpoint.save_hf:
         try:
-            export(fresh / "policy")  # collective: gathers sharded weights; rank 0 writes
+            export(fresh / "policy", *handed)  # collective: gathers sharded weights; rank 0 writes
         except RftError:  # raised on every rank alike
             _remove_half(world, fresh)
             raise
-    failure = _on_rank_zero(world, lambda: _finish(fresh, target, step, plan, registry, run, reward_sources))
+    progress = progress_text(step, plan, registry)
+
+    def finish() -> None:
+        _finish(fresh, target, step, plan, progress, run, reward_sources)
+
+    if behind is not None and later is not None:
+        behind.start(
+            Writing(
+                step=step,
+                target=target,
+                folder=fresh,
+                actions=later.actions,
+                commit=lambda: _then_prune(finish, run, plan),
+                describe=_describe,
+                refuse=lambda failures: refusal(failures, target, need),
+                began=began,
+            )
+        )
+        return target
+    failure = _on_rank_zero(world, finish)
     _agree(world, failure, fresh, target, need)
     if world.rank == 0:
         prune(run, plan.checkpoint)
     return target
+
+
+def _then_prune(finish: Callable[[], None], run: RunDir, plan: Plan) -> None:
+    finish()
+    prune(run, plan.checkpoint)
+
+
+def progress_text(step: int, plan: Plan, registry: Mapping[str, Stateful]) -> str:
+    """progress.json: what the registry remembers now."""
+    progress = {"step": step, "plan": plan_hash(plan), "ranks": plan.world.ranks, "state": {k: dict(v.state_dict()) for k, v in registry.items()}}
+    return json_text(progress)
 
 
 def _begin(fresh: Path, need: int | None, *, with_trainer: bool) -> None:
@@ -90,11 +126,8 @@ def _begin(fresh: Path, need: int | None, *, with_trainer: bool) -> None:
         raise OSError(errno.ENOSPC, "it would not fit", str(fresh))
 
 
-def _finish(
-    fresh: Path, target: Path, step: int, plan: Plan, registry: Mapping[str, Stateful], run: RunDir, reward_sources: tuple[Path, ...]
-) -> None:
-    progress = {"step": step, "plan": plan_hash(plan), "ranks": plan.world.ranks, "state": {k: dict(v.state_dict()) for k, v in registry.items()}}
-    write_json(fresh / "progress.json", progress)
+def _finish(fresh: Path, target: Path, step: int, plan: Plan, progress: str, run: RunDir, reward_sources: tuple[Path, ...]) -> None:
+    write_text(fresh / "progress.json", progress)
     write_text(fresh / "plan.json", plan_to_json(plan))
     if run.recipe.is_file():
         shutil.copyfile(run.recipe, fresh / "recipe.yaml")
@@ -127,9 +160,12 @@ def _on_rank_zero(world: World, action: Callable[[], None]) -> str | None:
     return None
 
 
-def _describe(error: OSError) -> str:
-    if error.errno in disk.FULL:
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in disk.FULL:
         return f"no space left on the disk ({error.filename or 'while writing'})"
+    if isinstance(error, RuntimeError):  # torch.save reports a full disk as RuntimeError
+        first_line = str(error).partition("\n")[0]
+        return f"a file could not be written whole (is the disk full?): {first_line}"
     return f"{type(error).__name__}: {error}"
 
 
@@ -140,13 +176,17 @@ def _remove_half(world: World, fresh: Path) -> None:
 
 def _agree(world: World, failure: str | None, fresh: Path, target: Path, need: int | None) -> None:
     """Raise on every rank alike when any of them failed. The half checkpoint is removed, so that the disk has room for a second try."""
-    failures = [(rank, text) for rank, text in enumerate(world.gather(failure)) if text is not None]
-    if not failures:
-        return
-    _remove_half(world, fresh)
-    rank, text = failures[0]
+    failures = world.gather(failure)
+    if any(text is not None for text in failures):
+        _remove_half(world, fresh)
+        raise refusal(failures, target, need)
+
+
+def refusal(failures: Sequence[str | None], target: Path, need: int | None) -> RftError:
+    """What every rank raises, from what went wrong on each (None: nothing)."""
+    rank, text = next((rank, text) for rank, text in enumerate(failures) if text is not None)
     room = "" if need is None else f"; a checkpoint takes about {need / GIB:.3g} GiB, {disk.free_text(target.parent)}"
-    raise RftError(
+    return RftError(
         f"the checkpoint {target.name} could not be written: rank {rank}: {text}{room}",
         hint=f"free space (`df -h {target.parent}`), then `rft resume {target.parent.parent}`: earlier checkpoints are whole",
     )

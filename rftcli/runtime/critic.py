@@ -18,6 +18,7 @@ from rftcli.plan.plan import CriticPlan
 from rftcli.protocols import World
 from rftcli.runtime.learner import DeepSpeedLearner
 from rftcli.runtime.models import fitted
+from rftcli.runtime.writes import NOW, Later, Writer
 from rftcli.types import Batch
 
 CRITIC_FOLDER = "critic"
@@ -61,12 +62,12 @@ class Trained:
         self.policy = policy
         self.critic = critic
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, to: Writer = NOW) -> None:
         """Collective. An error of one role is raised after both are through: the other ranks are still writing."""
         failure: OSError | RuntimeError | None = None
         for learner, folder in self.roles(directory):
             try:
-                learner.save(folder)
+                learner.save(folder, to)
             except (OSError, RuntimeError) as error:
                 failure = failure or error
         if failure is not None:
@@ -81,12 +82,16 @@ class Trained:
         return roles if self.critic is None else [*roles, (self.critic, directory / CRITIC_FOLDER)]
 
 
-def export_critic(critic: CriticLearner, tokenizer: Any, directory: Path, world: World) -> None:
-    """The critic so that from_pretrained loads it. Collective: rank 0 keeps what the others help to gather, and writes."""
+def export_critic(critic: CriticLearner, tokenizer: Any, directory: Path, world: World, later: Later | None = None) -> None:
+    """The critic so that from_pretrained loads it. Collective: rank 0 keeps what the others help to gather, and writes, or has it written later."""
     state: dict[str, torch.Tensor] = {}
     for name, tensor in critic.weights():
         if world.rank == 0:
             state[name] = tensor.to("cpu", copy=True)
+    if later is not None:
+        if world.rank == 0:
+            later.call(lambda: export_value_model(critic.module.model, tokenizer, state, directory))
+        return
     problem = None
     if world.rank == 0:
         try:

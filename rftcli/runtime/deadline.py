@@ -82,7 +82,12 @@ class TimeLimits:
             return Boundary(save=True, stop="max_hours")
         return Boundary(save=self._every_seconds is not None and now - self._saved_at >= self._every_seconds, stop=None)
 
-    def saved(self, seconds: float) -> None:
-        """A checkpoint was written just now, in so many seconds."""
+    def saved(self, seconds: float, *, behind: bool = False) -> None:
+        """A checkpoint was committed just now, in so many seconds; `behind` a step that has begun since it was copied."""
         self._saves.append(seconds)
+        if not behind:
+            self.copied()
+
+    def copied(self) -> None:
+        """What a checkpoint holds was copied just now: the next step begins, and minutes are counted from here."""
         self._saved_at = self._step_began = self._clock()

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from rftcli.runtime.learner import DeepSpeedLearner
+from rftcli.runtime.writes import NOW, Writer
 
 
 class RunningMean:
@@ -36,9 +37,9 @@ class RunningMean:
             if name is not None:
                 parameter.data = self._learner.joined(self._parts[name], parameter).to(parameter.dtype)
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, to: Writer = NOW) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        torch.save(self._parts, directory / f"rank_{self._rank}.pt")
+        to.tensors(self._parts, directory / f"rank_{self._rank}.pt")
 
     def load(self, directory: Path) -> None:
         self._parts = torch.load(directory / f"rank_{self._rank}.pt", weights_only=True)

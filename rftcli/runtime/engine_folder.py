@@ -24,6 +24,7 @@ from rftcli.plan.plan import Plan
 from rftcli.probe.cache import user_cache_dir
 from rftcli.protocols import Sampler, Weights, World
 from rftcli.runtime.emit import Emitter
+from rftcli.runtime.rundir import AttemptDir
 
 
 def config_folder(model: Any, tokenizer: Any | None, dtype: str) -> Path:
@@ -60,10 +61,10 @@ def whole_weights(model: Any, adapter: Adapter | None) -> Weights:
 
 
 def make_own_engine(
-    plan: Plan, model: Any, tokenizer: Any, ends: Sequence[int], world: World, device: torch.device, emit: Emitter, *, first_step: int,
-    newest: Callable[[], int] | None = None,
+    plan: Plan, model: Any, tokenizer: Any, ends: Sequence[int], world: World, device: torch.device, emit: Emitter, attempt: AttemptDir, *,
+    first_step: int, newest: Callable[[], int] | None = None,
 ) -> Sampler:  # fmt: skip
-    """The plan's engine of this rank, without weights yet. Collective where ranks share an engine. `newest`: the trainer's version; `first_step` of
-    the attempt, so that an engine with a generator of its own does not repeat its noise."""
+    """The plan's engine of this rank, without weights yet. Collective where ranks share one, and where it is in another process. `newest`: the
+    trainer's version; `first_step` of the attempt, so that an engine with a generator of its own does not repeat its noise."""
     make: Any = getattr(import_module(f"rftcli.runtime.{plan.rollout.engine}_engine"), f"make_{plan.rollout.engine}")
-    return make(plan, model, tokenizer, ends, world, device, emit, first_step=first_step, newest=newest)
+    return make(plan, model, tokenizer, ends, world, device, emit, attempt, first_step=first_step, newest=newest)

@@ -37,7 +37,7 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     sets = make_eval_sets(plan, builder, paths)
     desk = make_desk(plan)
-    scorer = make_eval_scorer(plan, paths, desk)
+    scorer = make_eval_scorer(plan, paths, desk, attempt.stop_asked)
     model, adapter = make_policy(plan.policy, device, tokenizer, emit) if folder is None else (load_model(plan.policy, device, path), None)
     model.eval()
     ends = eos_ids(model.config, model.generation_config, tokenizer)
@@ -45,7 +45,7 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     if plan.rollout.own_engine is None:
         sampler = make_sampler(plan, model, tokenizer, ends, pad_id(tokenizer), device, owns_weights=False)
     else:
-        sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, first_step=0)
+        sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, attempt, first_step=0)
         sampler.load(whole_weights(model, adapter), 0)
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": shown, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))

@@ -19,6 +19,7 @@ from rftcli.data.rows import RowReader, read_rows
 from rftcli.data.source import PromptSource
 from rftcli.plan.plan import Plan
 from rftcli.rewards.answers import Answers
+from rftcli.rewards.grace import nobody_asks
 from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime.own_loss import load_loss
@@ -53,18 +54,19 @@ def make_desk(plan: Plan) -> Desk:
     return Desk(spec.name for spec in plan.scorers)
 
 
-def make_eval_scorer(plan: Plan, paths: list[Path], desk: Desk) -> RewardTable:
-    return make_scorer(replace(plan, rewards=plan.eval_rewards), paths, desk)
+def make_eval_scorer(plan: Plan, paths: list[Path], desk: Desk, stop_asked: Callable[[], bool] = nobody_asks) -> RewardTable:
+    return make_scorer(replace(plan, rewards=plan.eval_rewards), paths, desk, stop_asked)
 
 
 def make_answers(plan: Plan) -> Answers:
     return Answers(plan.eval_rewards.labels, score_prefill=plan.eval_rewards.score_prefill)
 
 
-def make_scorer(plan: Plan, paths: list[Path], desk: Desk) -> RewardTable:
+def make_scorer(plan: Plan, paths: list[Path], desk: Desk, stop_asked: Callable[[], bool] = nobody_asks) -> RewardTable:
+    """`stop_asked`: whether the run has been asked to stop."""
     rewards = plan.rewards
     own = {"combine": rewards.combine, "score_prefill": rewards.score_prefill, "total_steps": plan.steps}
-    return RewardTable(rewards.labels, search_path=paths, desk=desk, **own)
+    return RewardTable(rewards.labels, search_path=paths, desk=desk, stop_asked=stop_asked, **own)
 
 
 def bound_loss(plan: Plan, paths: list[Path]) -> Callable[..., Any] | None:

@@ -26,7 +26,7 @@ from rftcli.redact import known_values, redacted_arguments
 from rftcli.runtime import disk
 from rftcli.runtime.environment import live_plan
 from rftcli.runtime.rundir import AttemptDir, RunDir, State, write_json
-from rftcli.runtime.verdict import Watch, first_cause, first_exit_code
+from rftcli.runtime.verdict import Watch, first_cause, first_exit_code, held_up
 from rftcli.runtime.warden import LEAVE_SECONDS, SILENT_SECONDS, Pulse, command_file, over_file, read_small
 from rftcli.runtime.ways import OneMachine, OneOfCrew, Way
 
@@ -171,7 +171,7 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests,
         if not stops.now and not way.abandoned and first_exit_code(attempt) is None:
             watch.settle()
         cause = f"ended at once on a second {stops.now}" if stops.now else LAUNCHER_GONE if way.abandoned else first_cause(attempt, watch)
-        state = replace(state, status="stopped" if stops.now else "failed", cause=cause)
+        state = replace(state, status="stopped" if stops.now or held_up(attempt) else "failed", cause=cause)
         refused = not stops.now and first_exit_code(attempt) == EXIT_RESUME
         try:
             run.write_state(before if refused and before is not None else state)
@@ -185,7 +185,7 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests,
         code = EXIT_OK
     elif stops.now == "Ctrl-C" or (state.status == "stopped" and not stops.now and attempt.stop_reason() == "interrupt"):
         code = EXIT_INTERRUPTED
-    elif state.status == "stopped" and (not stops.now or run.committed_checkpoints()):
+    elif state.status == "stopped" and (not (stops.now or held_up(attempt)) or run.committed_checkpoints()):
         code = EXIT_STOPPED  # a scheduler may start it again
     else:
         code = EXIT_FAILED

@@ -26,6 +26,7 @@ from rftcli.plan.plan import LearnerPlan
 from rftcli.protocols import LossFunction, StepOutcome, Weights, World
 from rftcli.runtime.buckets import buckets
 from rftcli.runtime.optimizers import make_optimizer
+from rftcli.runtime.writes import NOW, Writer
 from rftcli.types import Batch
 
 GATHER_BYTES = 256 * 2**20
@@ -44,10 +45,11 @@ class HeldBackWriter(TorchCheckpointEngine):
     is full would leave the others waiting in its barriers."""
 
     failure: OSError | RuntimeError | None = None
+    to: Writer = NOW
 
     def save(self, state_dict: Any, path: str) -> None:
         try:
-            super().save(state_dict, path)
+            self.to.tensors(state_dict, Path(path), zipped=self.zipfile_serialization)
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
             self.failure = self.failure or error
 
@@ -69,7 +71,7 @@ class Companion(Protocol):
     def updated(self) -> None:
         """After every applied update."""
 
-    def save(self, directory: Path) -> None: ...
+    def save(self, directory: Path, to: Writer = NOW) -> None: ...
 
     def load(self, directory: Path) -> None: ...
 
@@ -234,14 +236,14 @@ class DeepSpeedLearner:
         shape = getattr(parameter, "ds_shape", parameter.shape)
         return whole[: shape.numel()].view(shape)
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, to: Writer = NOW) -> None:
         """Raises OSError or RuntimeError where this rank's part could not be written, after the others have written theirs."""
-        self._writer.failure = None
+        self._writer.failure, self._writer.to = None, to
         # weights below an adapter never change: they are the model's own
         self.engine.save_checkpoint(str(directory), tag=TAG, save_latest=False, exclude_frozen_parameters=self.adapter is not None)
         for name, companion in self.companions.items():
             try:
-                companion.save(directory / name)
+                companion.save(directory / name, to)
             except (OSError, RuntimeError) as error:
                 self._writer.failure = self._writer.failure or error
         if self._writer.failure is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rftcli.errors import RftError
@@ -75,6 +76,7 @@ def run(job: Job) -> str | None:
 
 def step_done(job: Job, step: int, collected: Collected, credited: Credited, updates: Sequence[Update]) -> None:
     """Samples first, then the line that says the step is done."""
+    settle(job, wait=False)
     write_samples(job, step, collected, credited)
     records = all_records(job, collected)
     metrics = {**step_metrics(job, records, credited, updates), **collected.metrics}
@@ -120,8 +122,10 @@ def held_out(job: Job, step: int) -> Mapping[str, Any]:
 
 
 def save(job: Job, step: int) -> None:
+    """Write the checkpoint of `step`, or copy what it holds and have it written behind the next steps, when the one before is committed."""
     start = job.watch.clock()
     with job.watch.time("checkpoint"):
+        settle(job, wait=True)
         path = checkpoint.save(
             job.run,
             step,
@@ -131,7 +135,21 @@ def save(job: Job, step: int) -> None:
             export=job.export_checkpoint,
             reward_sources=reward_sources(job.plan),
             world=job.world,
+            behind=job.behind,
         )
-    seconds = job.watch.clock() - start
-    job.limits.saved(seconds)
+    if job.behind is None:
+        saved(job, step, path, job.watch.clock() - start)
+    else:
+        job.limits.copied()
+
+
+def settle(job: Job, *, wait: bool) -> None:
+    """Tell of the checkpoint that has been committed behind the steps; RftError on every rank alike when it could not be written. `wait` for it."""
+    done = None if job.behind is None else job.behind.settle(wait=wait)
+    if done is not None:
+        saved(job, done.step, done.target, done.seconds)
+
+
+def saved(job: Job, step: int, path: Path, seconds: float) -> None:
+    job.limits.saved(seconds, behind=job.behind is not None)
     job.emit.emit(CheckpointSaved(time=time.time(), attempt=job.emit.attempt, step=step, path=str(path), seconds=seconds))

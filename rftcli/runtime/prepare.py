@@ -6,7 +6,6 @@ Every problem found on the way is shown at its place in the recipe, all at once.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from rftcli.plan.facts import Facts, MachineFacts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
 from rftcli.probe.lengths import LengthFacts
-from rftcli.probe.machine import installed, machine_facts
+from rftcli.probe.machine import OtherMachine, machine_facts
 from rftcli.probe.model import model_facts, tokenizer_commit
 from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
@@ -39,6 +38,7 @@ from rftcli.rewards.rules import RULES, needs_reference, require_package
 from rftcli.runtime import checks
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
+from rftcli.runtime.packages import require_packages
 from rftcli.runtime.recipe_checks import estimator_problems, form_problems, loss_problems, observer_problems, recipe_file, reward_problems
 from rftcli.runtime.scorer_checks import scorer_facts, scorer_problems, scorer_warnings
 
@@ -100,8 +100,9 @@ def recipe_path(given: Path) -> Path:
     raise UsageError(f"there is no file or directory `{given}` and no shipped recipe of that name{meant}", hint=hint)
 
 
-def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> LoadedRecipe:
-    """The recipe, schema and cross-field rules checked. RecipeError with every problem. `text` takes the place of the file's own."""
+def load(given: Path, sets: Sequence[str], *, text: str | None = None, elsewhere: bool = False) -> LoadedRecipe:
+    """The recipe, schema and cross-field rules checked. RecipeError with every problem. `text` takes the place of the file's own. `elsewhere`: it is
+    for a machine of its own, where other packages may be installed."""
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     path = recipe_path(given) if text is None else given
     loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text)
@@ -112,13 +113,8 @@ def load(given: Path, sets: Sequence[str], *, text: str | None = None) -> Loaded
         for part in parts:
             if part.kind == "rule":
                 require_package(part.target)
-    critic = loaded.recipe.models.critic
-    kinds = {loaded.recipe.train.optimizer.kind, *([] if critic is None else [critic.optimizer.kind])}
-    if "adamw_8bit" in kinds and importlib.util.find_spec("bitsandbytes") is None:
-        raise MachineError("adamw_8bit needs the package `bitsandbytes`, which is not installed", hint="pip install 'rftcli[quantise]'")
-    engine = loaded.recipe.rollout.engine
-    if engine in ("vllm", "sglang") and not installed(engine):
-        raise MachineError(f"rollout.engine {engine} needs the package `{engine}`, which is not installed", hint=f"pip install 'rftcli[{engine}]'")
+    if not elsewhere:
+        require_packages(loaded.recipe)
     return loaded
 
 
@@ -132,13 +128,16 @@ class Several:
 
 
 def prepare(
-    given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None, several: Several | None = None, text: str | None = None
+    given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None, several: Several | None = None, text: str | None = None,
+    other: OtherMachine | None = None,
 ) -> Prepared:
-    """A plan for this machine. `given` is a recipe, the name of a shipped one, or a plan.json."""
-    machine = machine_at_hand(ranks, gpus, several)
+    """A plan for this machine, or for another one. `given` is a recipe, the name of a shipped one, or a plan.json."""
+    machine = machine_at_hand(ranks, gpus, several) if other is None else other.facts
+    if other is not None:
+        several = Several(ranks=other.each * other.nodes, nodes=other.nodes, per_node=other.each)
     if given.suffix == ".json":
         return _prepared_plan(given, sets, machine, ranks, gpus, several)
-    loaded = load(given, sets, text=text)
+    loaded = load(given, sets, text=text, elsewhere=other is not None)
     problems: list[Problem] = []
     tables = Tables()
     scan, warnings = _scan(loaded, problems, tables, first=None)
@@ -313,6 +312,7 @@ def _compile(
             scorers=scorers,
             teacher=None if teacher is None else replace(teacher, path=_written_path(loaded, ("models", "teacher", "path"), teacher)),
             reference_revision=None if reference is None else reference.revision,
+            reference_facts=reference,
         )
     except CompileError as error:
         problems += [loaded.problem(found.path, found.message, reason=found.reason, hint=found.hint) for found in error.problems]

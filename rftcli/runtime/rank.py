@@ -159,6 +159,7 @@ def _train(plan: Any, run: RunDir, attempt: AttemptDir, world: Any, emit: Any, j
         built.trackers.start()
     try:
         stopped = loop.run(built)
+        loop.settle(built, wait=True)
         if job.get("full_length") and stopped is None:
             emit.log(smoke.full_length(built, **job["full_length"]))
     finally:

@@ -12,6 +12,7 @@ import torch
 from rftcli.models.lora import Adapter
 from rftcli.protocols import Weights
 from rftcli.runtime.learner import DeepSpeedLearner, policy_inputs, temperature_of
+from rftcli.runtime.writes import NOW, Writer
 from rftcli.types import Batch
 
 STATE = "reference.pt"
@@ -72,10 +73,10 @@ class ModelReference:
     def updated(self) -> None:
         """It follows steps, not updates."""
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, to: Writer = NOW) -> None:
         if self._writes and self._refreshed:  # every rank has the same; before the first refresh it is what was loaded
             directory.mkdir(parents=True, exist_ok=True)
-            torch.save({name: parameter.data for name, parameter in self._module.model.named_parameters()}, directory / STATE)
+            to.tensors({name: parameter.data for name, parameter in self._module.model.named_parameters()}, directory / STATE)
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:

@@ -175,6 +175,9 @@ class AttemptDir:
         """Ask the ranks to stop at the next step boundary. `reason`: interrupt or terminate."""
         write_json(self.stop_file, {"reason": reason, "time": time.time()})
 
+    def stop_asked(self) -> bool:
+        return self.stop_file.is_file()
+
     def stop_reason(self) -> str | None:
         if not self.stop_file.is_file():
             return None
@@ -183,7 +186,11 @@ class AttemptDir:
 
 def write_json(path: Path, data: Any) -> None:
     """Whole or not at all: written beside, flushed to disk, renamed."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_text(data))
+
+
+def json_text(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

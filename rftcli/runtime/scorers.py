@@ -6,6 +6,7 @@ A checkpoint is loaded by itself, before anything partitions it: whatever DeepSp
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,14 +29,14 @@ from rftcli.protocols import World
 from rftcli.rewards.scorers.cache import Cache
 from rftcli.rewards.scorers.desk import Desk, Local, Remote
 from rftcli.rewards.scorers.head import Head
-from rftcli.rewards.scorers.own import OwnScorer
+from rftcli.rewards.scorers.own import OwnScorer, scorer_class
 from rftcli.rewards.scorers.reading import read_reply, share
 from rftcli.rewards.scorers.remote import remote_scorer
 from rftcli.rewards.scorers.spec import CLASSIFIER, PYTHON, ScorerSpec, WeightsSpec
 from rftcli.rewards.scorers.template import asked, judge_template
 from rftcli.rewards.scorers.view import View
 from rftcli.runtime.sharding import partitioned
-from rftcli.types import Prompt, Request, SamplingSettings
+from rftcli.types import Completion, FinishReason, Prompt, Request, SamplingSettings
 
 Warn = Callable[[str, str], None]
 JUDGE_ROWS = 64
@@ -62,7 +63,7 @@ def fill_desk(
                 alike = [other.weights for other in plan.scorers if other.weights is not None and same_checkpoint(other) == key]
                 held[key] = Held.load(spec, device, offload=all(weights.offload for weights in alike))
             scorers[spec.name] = (ClassifierScorer if spec.kind == CLASSIFIER else JudgeScorer)(spec, held[key], world, warn)
-    caches = {spec.name: Cache(folder, spec, world.rank) for spec in plan.scorers if spec.cache}
+    caches = {spec.name: Cache(folder, spec, world.rank, files_of(spec, search_path)) for spec in plan.scorers if spec.cache}
     world.barrier("scorers")  # nobody writes replies while another rank still reads what was kept
     desk.fill(scorers, caches, Texts(policy_tokenizer).front)
 
@@ -109,10 +110,22 @@ class Held:
                 torch.accelerator.empty_cache() if self.device.type != "cpu" else None
 
 
+def files_of(spec: ScorerSpec, search_path: Sequence[Path]) -> list[Path]:
+    """What a scorer reads on this machine. A hub id has none: its commit says what it is."""
+    if spec.target is not None:
+        source = inspect.getsourcefile(scorer_class(spec.target, search_path))
+        return [] if source is None else [Path(source)]
+    weights = spec.weights
+    places = [] if weights is None else [weights.path, *([] if weights.tokenizer is None else [weights.tokenizer])]
+    return [path for path in (Path(_place(text)).expanduser() for text in places) if path.exists()]
+
+
+def _place(path: str) -> str:
+    return str(builtin_path(path.removeprefix("builtin:"))) if path.startswith("builtin:") else path
+
+
 def tokenizer_of(weights: WeightsSpec) -> Any:
-    path = weights.tokenizer or weights.path
-    if path.startswith("builtin:"):
-        path = str(builtin_path(path.removeprefix("builtin:")))
+    path = _place(weights.tokenizer or weights.path)
     revision = weights.revision if weights.tokenizer is None else None
     return load_tokenizer(path, trust_remote_code=weights.trust_remote_code, revision=revision)
 
@@ -253,7 +266,7 @@ class JudgeScorer(_ModelScorer):
         """Means over the samples of each row; what one reply lacks is an error of its row."""
         requests = [_request(index, ids, self._spec.samples) for index, ids in enumerate(rows)]
         settings = SamplingSettings(max_new_tokens=self._spec.max_new_tokens, seed=self._spec.seed, temperature=self._spec.temperature)
-        texts: dict[int, dict[int, str]] = {index: {} for index in range(len(rows))}
+        told: dict[int, dict[int, Completion]] = {index: {} for index in range(len(rows))}
         with self._held.at_work() as module:
             engine = HFSampler(
                 module, self._texts.tokenizer, eos_ids(self._held.config, self._held.generation, self._texts.tokenizer), pad_id=self._pad,
@@ -261,15 +274,16 @@ class JudgeScorer(_ModelScorer):
             )  # fmt: skip
             try:
                 for completion in engine.generate(requests, settings):
-                    texts[completion.prompt.row][completion.sample] = completion.text
+                    told[completion.prompt.row][completion.sample] = completion
             except RftError as error:
                 failure: Exception = ValueError(f"the judge gives no reply: {error.message}")
-                return [self._mean(replies) if len(replies) == self._spec.samples else failure for replies in texts.values()]
-        return [self._mean(replies) for replies in texts.values()]
+                return [self._mean(replies) if len(replies) == self._spec.samples else failure for replies in told.values()]
+        return [self._mean(replies) for replies in told.values()]
 
-    def _mean(self, replies: dict[int, str]) -> float | Exception:
+    def _mean(self, replies: dict[int, Completion]) -> float | Exception:
         try:
-            return fmean(read_reply(self._reading, replies[sample]) for sample in sorted(replies))
+            ordered = [replies[sample] for sample in sorted(replies)]
+            return fmean(read_reply(self._reading, reply.text, cut=reply.finish is FinishReason.LENGTH) for reply in ordered)
         except ValueError as error:
             return error
 

@@ -20,6 +20,7 @@ from rftcli.plan.plan_engine import SglangPlan
 from rftcli.protocols import Sampler, World
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import config_folder
+from rftcli.runtime.rundir import AttemptDir
 
 SPARE_TOKENS = 8
 """That SGLang wants behind the longest sequence: it cuts the length of completions to leave two free, and the prompt's to leave seven."""
@@ -35,10 +36,11 @@ ON_CPU: dict[str, Any] = {"attention_backend": "torch_native", "sampling_backend
 
 
 def make_sglang(
-    plan: Plan, model: Any, tokenizer: Any, ends: Sequence[int], world: World, device: torch.device, emit: Emitter, *,
+    plan: Plan, model: Any, tokenizer: Any, ends: Sequence[int], world: World, device: torch.device, emit: Emitter, attempt: AttemptDir, *,
     first_step: int, newest: Callable[[], int] | None = None,
 ) -> Sampler:  # fmt: skip
-    """`engine_folder.make_own_engine`. Of ranks that share an engine the first starts it."""
+    """`engine_folder.make_own_engine`. Of ranks that share an engine the first starts it; nothing is kept with the `attempt`."""
+    del attempt
     sglang = plan.rollout.sglang
     assert sglang is not None
     if device.type == "cpu":

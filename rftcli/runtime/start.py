@@ -283,7 +283,7 @@ def _world_here(plan: Plan, machine: Any, ranks: int | None, gpus: int | None, s
     device = "cuda" if machine.gpus else "cpu"
     count = ranks or gpus or (min(machine.gpus, plan.world.ranks) if machine.gpus else plan.world.ranks)
     count, nodes = (count, 1) if several is None else (several.ranks, several.nodes)
-    threads = max(1, machine.cores // max(1, count // nodes))
+    threads = machine.threads_of_a_rank(count // nodes)
     backend = "nccl" if device == "cuda" else "gloo"
     return replace(plan.world, ranks=count, nodes=nodes, device=device, backend=backend, threads_per_rank=threads)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rftcli.algo.advantages import ADVANTAGES
 from rftcli.algo.stats import Moments
+from rftcli.observe.lessons import LessonState
 from rftcli.plan.plan import Plan
 from rftcli.protocols import World
 from rftcli.runtime.averaged import evaluate_weights
@@ -25,6 +27,17 @@ WEIGHTED = (
     "clip_low_fraction", "clip_high_fraction", "off_policy_fraction", "entropy_coefficient",
 )  # fmt: skip
 """Metrics of several updates of a step, averaged with their trained tokens as weights."""
+
+
+def lesson_state(plan: Plan) -> LessonState:
+    """What the warnings of a run start from: whether a group without spread teaches nothing, and rewards anything, follows from the estimator. gdpo
+    looks at the parts of a reward, whose sum may be the same by chance."""
+    advantage = plan.advantage
+    return LessonState(
+        on_policy=plan.batch.needs_prepass is None and not plan.loss.reads_sampler,
+        compares=ADVANTAGES[advantage.kind].baseline and advantage.kind != "gdpo" and advantage.teacher_coefficient is None,
+        rewarded=advantage.kind != "distill",
+    )
 
 
 def all_records(job: Job, collected: Collected) -> list[SampleRecord]:

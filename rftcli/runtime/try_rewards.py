@@ -30,6 +30,7 @@ from rftcli.rewards.scorers.remote import without_models
 from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.table import RewardTable
 from rftcli.rewards.words import words
+from rftcli.runtime.averaged import BOTH
 from rftcli.runtime.recipe_checks import recipe_file
 from rftcli.runtime.scorer_checks import scorer_facts
 from rftcli.stages.records import sample_line
@@ -79,7 +80,7 @@ def try_rewards(loaded: LoadedRecipe, *, count: int | None, completions: Path | 
         lines = list(islice(read_lines(completions), count))
         if not lines:
             raise UsageError(f"{completions} holds no completion")
-        known = {row.id: row for row in _rows(loaded, folder, None)} if any("prompt_id" in line for line in lines) else {}
+        known = _known(loaded, folder) if any("prompt_id" in line for line in lines) else {}
         found = [_of_line(line, index, known, prefill) for index, line in enumerate(lines)]
         what, recorded = str(completions), [line.get("combined", line.get("reward")) for line in lines]
     specs = _scorers(loaded)
@@ -107,9 +108,20 @@ def _order(completions: Sequence[Completion]) -> Any:
 
 
 def _rows(loaded: LoadedRecipe, folder: Path, first: int | None) -> Iterator[Row]:
-    train, held_out = data_specs(loaded.recipe)
-    for spec in (*train, *(held_out if first is None else ())):
+    train, _ = data_specs(loaded.recipe)
+    for spec in train:
         yield from read_table(spec, [folder], first).rows
+
+
+def _known(loaded: LoadedRecipe, folder: Path) -> dict[tuple[str | None, str], Row]:
+    """(held-out set, None: training; id) -> row. The two may have sets of one name."""
+    _, held_out = data_specs(loaded.recipe)
+    found: dict[tuple[str | None, str], Row] = {(None, row.id): row for row in _rows(loaded, folder, None)}
+    for spec in held_out:
+        for row in read_table(spec, [folder], None).rows:
+            found[spec.name, row.id] = row
+            found.setdefault((None, row.id), row)
+    return found
 
 
 def _of_reference(row: Row, index: int) -> Completion:
@@ -118,8 +130,10 @@ def _of_reference(row: Row, index: int) -> Completion:
     return _completion({"completion": text}, index, row, "")
 
 
-def _of_line(line: Mapping[str, Any], index: int, known: Mapping[str, Row], prefill: str) -> Completion:
-    return _completion(line, index, known.get(str(line.get("prompt_id"))), prefill)
+def _of_line(line: Mapping[str, Any], index: int, known: Mapping[tuple[str | None, str], Row], prefill: str) -> Completion:
+    held_out, own = line.get("set"), str(line.get("prompt_id"))
+    name = None if held_out is None else str(held_out).removesuffix(BOTH)
+    return _completion(line, index, known.get((name, own)), prefill)
 
 
 def _completion(line: Mapping[str, Any], index: int, row: Row | None, prefill: str) -> Completion:

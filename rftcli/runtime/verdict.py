@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from rftcli.errors import HeldUpError
 from rftcli.redact import known_values, redacted_text
+from rftcli.runtime.hang import TIMED_OUT, waited_in_vain
 from rftcli.runtime.rundir import DEAD_AFTER_SECONDS, AttemptDir, RunDir, State
 
 SECONDARY = (
@@ -234,6 +236,12 @@ def first_exit_code(attempt: AttemptDir) -> int | None:
     return primary[0]["exit_code"] if primary else None
 
 
+def held_up(attempt: AttemptDir) -> bool:
+    """Did a rank leave its step because it was asked to stop and a reward function did not return?"""
+    primary = _primary(_records(attempt))
+    return bool(primary) and primary[0]["type"] == HeldUpError.__name__
+
+
 def _records(attempt: AttemptDir) -> list[dict[str, Any]]:
     return [record for path in attempt.failures.glob("rank_*.json") if (record := _read(path)) is not None]
 
@@ -248,6 +256,9 @@ def first_cause(attempt: AttemptDir, watch: Watch) -> str:
     primary = _primary(records)
     if primary:
         first = primary[0]
+        hang = waited_in_vain(attempt, primary) if any(text in first["message"] for text in TIMED_OUT) else None
+        if hang is not None:
+            return hang
         hint = f"\nhint: {first['hint']}" if first["hint"] else ""
         message = first["message"].split("\nhint: ")[0]
         kind = "" if first["expected"] else f"{first['type']}: "
@@ -285,7 +296,7 @@ _RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
 
 
 def _told_by_launcher(log: Path) -> int | None:
-    """Wait status of the rank that a launcher found dead, for one that its parent took away before anybody else had looked. None: not told, or several
+    """Wait status of the rank that a launcher found dead, for one that its parent took away before anybody had looked. None: not told, or several
     ends are, and nobody can say whose they are. A rank that dies without a word was killed by a signal if any rank was."""
     if not log.is_file():
         return None

@@ -21,6 +21,8 @@ from rftcli.plan.plan_engine import VllmPlan
 from rftcli.protocols import Sampler, World
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import config_folder
+from rftcli.runtime.rundir import AttemptDir
+from rftcli.runtime.vllm_apart import Place, make_apart
 
 ALWAYS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """The engine core runs in this process: weights are written into its model."""
@@ -33,13 +35,18 @@ UNLESS_SET = {
 
 
 def make_vllm(
-    plan: Plan, model: Any, tokenizer: Any, ends: Sequence[int], world: World, device: torch.device, emit: Emitter, *,
+    plan: Plan, model: Any, tokenizer: Any, ends: Sequence[int], world: World, device: torch.device, emit: Emitter, attempt: AttemptDir, *,
     first_step: int, newest: Callable[[], int] | None = None,
 ) -> Sampler:  # fmt: skip
     """`engine_folder.make_own_engine`. Its generator is seeded for each rollout, so `first_step` is not needed."""
     del first_step
     vllm = plan.rollout.vllm
     assert vllm is not None
+    if vllm.process != "inside":
+        # the server's own endpoints write text, so it needs the tokenizer
+        folder = plan.policy.path if plan.policy.trust_remote_code else str(config_folder(model, tokenizer, plan.policy.dtype))
+        place = Place(plan=plan, world=world, device=device, attempt=attempt, emit=emit, folder=folder)
+        return make_apart(place, model, tokenizer, ends, UNLESS_SET, newest)
     os.environ.update(ALWAYS)
     for name, value in UNLESS_SET.items():
         os.environ.setdefault(name, value)

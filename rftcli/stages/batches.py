@@ -52,6 +52,7 @@ def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators:
         values=flat("values"),
         returns=flat("returns"),
         temperatures=flat("temperatures"),
+        stale=flat("stale"),
         correction=flat("correction"),
         kept=flat("kept"),
         chosen=flat("chosen"),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from rftcli.algo import batchmath
 from rftcli.errors import RftError
@@ -19,11 +20,13 @@ from rftcli.stages.drawing import NOTHING, Drawing, Memory
 from rftcli.stages.keep import kept_metrics, trained_samples
 from rftcli.stages.outcomes import Ask
 from rftcli.stages.over_sample import Candidate, Filled, fill, num_spares, over_sample_metrics
+from rftcli.stages.partial import Kept, Pool
 from rftcli.stages.records import SampleRecord
 from rftcli.stages.refill import Refill, places
 from rftcli.stages.twins import asked_samples, with_twin_apart
 from rftcli.types import Completion, Group, Prompt, Request, SamplingSettings, ScoredSample
 
+T = TypeVar("T")
 Tick = Callable[[str, int, int], None]
 """(stage, done, of): progress of this rank; called often, the receiver thins it out."""
 
@@ -111,13 +114,19 @@ def collect(
     drawing = Drawing(source, memory, step)
     refill = Refill(plan.rollout.dynamic, drawing, world, metric=memory.metric, tells=bool(memory))
 
-    asked, rollouts = drawing.first(batch.prompts_per_step), batch.rollouts_per_update
-    over_sample: Mapping[str, Any] = {}
-    if plan.rollout.over_sample is not None:
+    rollouts = batch.rollouts_per_update
+    unfinished: Mapping[str, Any] = {}
+    asked: dict[int, Ask] = {}
+    if plan.rollout.partial is None:
+        asked = drawing.first(batch.prompts_per_step)
+    else:
+        assert memory.partial is not None, "what is kept needs a place"
+        unfinished = _kept_first(rollout, memory.partial, drawing, refill, places(mine), plan, world)
+    if plan.rollout.over_sample is not None and plan.rollout.partial is None:
         spares = drawing.fresh(num_spares(plan.rollout.over_sample, batch.prompts_per_step, world.size))[world.rank :: world.size]
         filled, groups = rollout.first_whole({slot: asked[slot] for slot in places(mine)}, spares, drawing)
         asked = refill.after({slot: candidate.ask for slot, candidate in filled.places.items()}, groups)
-        over_sample = over_sample_metrics(filled, world)
+        unfinished = over_sample_metrics(filled, world)
     while asked:
         prompts = {slot: drawing.prompt(asked[slot]) for slot in places(mine) if slot in asked}
         asked = refill.after(asked, rollout.groups(prompts, rollouts))
@@ -133,8 +142,22 @@ def collect(
         score_seconds=rollout.score_seconds,
         replaced=tuple(refill.replaced),
         trained=trained,
-        metrics={**refill.metrics(), **drawing.metrics(), **over_sample, **kept_metrics(trained, refill.groups.values(), world)},
+        metrics={**refill.metrics(), **drawing.metrics(), **unfinished, **kept_metrics(trained, refill.groups.values(), world)},
     )
+
+
+def _kept_first(rollout: _Rollout, kept: Kept, drawing: Drawing, refill: Refill, slots: list[int], plan: Plan, world: World) -> Mapping[str, Any]:
+    """Fill this rank's places from answers that were kept and from fresh prompts, and keep what is left; metrics of the step event. Collective."""
+    pool = rollout.pool(kept, drawing, world, places=len(slots))
+    over_sample = plan.rollout.over_sample
+    pool.top_up(None if over_sample is None else num_spares(over_sample, plan.batch.prompts_per_step, world.size) // world.size)
+    while True:
+        filled = rollout.timed(partial(pool.fill, slots))
+        asked = refill.after({slot: one.ask for slot, one in filled.items()}, rollout.scored(filled))
+        if not asked:
+            return pool.close()
+        slots = [slot for slot in slots if slot in asked]
+        pool.add(asked[slot] for slot in slots)
 
 
 class _Rollout:
@@ -176,28 +199,59 @@ class _Rollout:
 
     def first_whole(self, wanted: Mapping[int, Ask], spares: Sequence[Ask], drawing: Drawing) -> tuple[Filled, dict[int, Group]]:
         """As many whole groups as are wanted, of more candidates: the ones that are whole first, scored, by place."""
-        rollout, seed = self._plan.rollout, self._plan.seed
-        assert rollout.over_sample is not None
+        plan, candidate = self._plan.rollout.over_sample, self._candidates(drawing)
+        assert plan is not None
+        candidates, others = {slot: candidate(ask) for slot, ask in wanted.items()}, list(map(candidate, spares))
+        filled = self.timed(lambda: fill(plan, candidates, others, asked_samples(self._plan), self._generate))
+        return filled, self.scored(filled.places)
 
+    def pool(self, kept: Kept, drawing: Drawing, world: World, *, places: int) -> Pool:
+        """What this rank goes on with, and how."""
+        plan, over_sample = self._plan.rollout.partial, self._plan.rollout.over_sample
+        assert plan is not None
+        return Pool(
+            kept,
+            plan,
+            drawing,
+            world,
+            places=places,
+            slice_tokens=None if over_sample is None else over_sample.slice_tokens,
+            samples=asked_samples(self._plan),
+            candidate=self._candidates(drawing),
+            generate=self._generate,
+        )
+
+    def timed(self, work: Callable[[], T]) -> T:
+        """Do it, as part of the rollout."""
+        start = self._clock()
+        found = work()
+        self.seconds += self._clock() - start
+        return found
+
+    def scored(self, filled: Mapping[int, Candidate]) -> dict[int, Group]:
+        """The groups of whole candidates, by the same keys."""
+        answers = [answer for one in filled.values() for answer in one.answers.values()]
+        start = self._clock()
+        groups = group_up(self._scorer.score(answers), [one.prompt.draw for one in filled.values()], len(asked_samples(self._plan)))
+        self.score_seconds += self._clock() - start
+        return {slot: groups[one.prompt.draw] for slot, one in filled.items()}
+
+    def _candidates(self, drawing: Drawing) -> Callable[[Ask], Candidate]:
         def candidate(ask: Ask) -> Candidate:
             prompt = drawing.prompt(ask)
-            return Candidate(ask=ask, prompt=prompt, longest=sampling_settings(rollout, seed, prompt.label).max_new_tokens)
+            return Candidate(ask=ask, prompt=prompt, longest=sampling_settings(self._plan.rollout, self._plan.seed, prompt.label).max_new_tokens)
 
-        def generate(requests: Sequence[Request], limit: int) -> Iterator[Completion]:
-            settings = sampling_settings(rollout, seed, requests[0].prompt.label)
-            shortest = min(settings.min_new_tokens, limit)
-            return self._sampler.generate(requests, replace(settings, max_new_tokens=limit, min_new_tokens=shortest, logprobs=self._logprobs))
+        return candidate
 
-        start = self._clock()
-        samples = range(self._plan.batch.samples_per_prompt)
-        filled = fill(rollout.over_sample, {slot: candidate(ask) for slot, ask in wanted.items()}, list(map(candidate, spares)), samples, generate)
-        generated_at = self._clock()
-        answers = [answer for one in filled.places.values() for answer in one.answers.values()]
-        self._tick("rollout", len(answers), len(answers))
-        groups = group_up(self._scorer.score(answers), [one.prompt.draw for one in filled.places.values()], len(samples))
-        self.seconds += generated_at - start
-        self.score_seconds += self._clock() - generated_at
-        return filled, {slot: groups[one.prompt.draw] for slot, one in filled.places.items()}
+    def _generate(self, requests: Sequence[Request], limit: int) -> Iterator[Completion]:
+        """Requests of one label, whose answers are cut at `limit` at the latest."""
+        settings = sampling_settings(self._plan.rollout, self._plan.seed, requests[0].prompt.label)
+        shortest = min(settings.min_new_tokens, limit)
+        self._of += sum(len(request.samples) for request in requests)
+        for answer in self._sampler.generate(requests, replace(settings, max_new_tokens=limit, min_new_tokens=shortest, logprobs=self._logprobs)):
+            self._done += 1
+            self._tick("rollout", self._done, self._of)
+            yield answer
 
     def _parts(self, requests: list[Request], rollouts: int) -> Iterator[Iterator[Completion]]:
         """One call of the engine for each rollout and each way to sample in it."""

@@ -23,6 +23,7 @@ from rftcli.stages.collect import Collected
 from rftcli.stages.correction import correct
 from rftcli.stages.distill import add_teacher, teacher_metrics
 from rftcli.stages.estimator_inputs import Estimator, estimator_inputs, scored_completions
+from rftcli.stages.partial import stale
 from rftcli.stages.token_credit import (
     Key,
     KlPenalty,
@@ -60,8 +61,9 @@ def credit(
     estimator: Estimator | None = None,
 ) -> Credited:  # fmt: skip
     """`kl_coefficient` in force in this step; None: the plan's. `estimator`: the user's own, where the plan has one."""
+    version = None if plan.rollout.partial is None else roles.policy.version
     mini_batches = tuple(
-        tuple(_experience(sample, plan) for group in mini_batch for sample in group.samples if collected.trains(sample))
+        tuple(_experience(sample, plan, version) for group in mini_batch for sample in group.samples if collected.trains(sample))
         for mini_batch in collected.mini_batches
     )
     everything = [experience for mini_batch in mini_batches for experience in mini_batch]
@@ -78,7 +80,7 @@ def credit(
     if plan.kl is not None and plan.kl.in_reward:
         penalty = kl_penalty(everything, plan.kl, plan.kl.coefficient if kl_coefficient is None else kl_coefficient, world)
     advantages = _advantages(collected.groups, everything, plan.advantage, world, penalty, estimator)
-    metrics: dict[str, Any] = {**corrected, **value_metrics(everything, world)}
+    metrics: dict[str, Any] = {**corrected, **({} if roles.critic is None else value_metrics(everything, world))}
     if penalty.token_mean is not None:
         metrics["kl"] = penalty.token_mean
     if plan.rollout.greedy_twin:
@@ -149,7 +151,8 @@ def _by_completion(
     return {(item.draw, item.sample): value for item, value in zip(scored, values.tolist(), strict=True)}
 
 
-def _experience(sample: ScoredSample, plan: Plan) -> Experience:
+def _experience(sample: ScoredSample, plan: Plan, version: int | None) -> Experience:
+    """`version` of the policy now, where older weights may have sampled something; it is marked."""
     completion = sample.completion
     length = len(completion.trace.ids)
     trained = torch.ones(length, dtype=torch.bool) if completion.trace.mask is None else torch.tensor(completion.trace.mask, dtype=torch.bool)
@@ -162,6 +165,7 @@ def _experience(sample: ScoredSample, plan: Plan) -> Experience:
         mask=trained,
         advantages=torch.zeros(length),
         sampler_logprobs=None if completion.trace.logprobs is None else torch.tensor(completion.trace.logprobs, dtype=torch.float32),
+        stale=None if version is None else torch.tensor(stale(completion.trace, version), dtype=torch.bool),
         temperatures=_temperatures(plan.rollout, completion.prompt.label, length),
     )
 

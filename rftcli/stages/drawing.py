@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rftcli.protocols import Source
 from rftcli.stages.outcomes import REWARD, Ask, Outcome
 from rftcli.stages.replay import Replay
 from rftcli.types import Prompt
+
+if TYPE_CHECKING:
+    from rftcli.stages.partial import Kept
 
 
 class Curriculum(Protocol):
@@ -38,6 +41,8 @@ class Memory:
 
     replay: Replay | None = None
     curriculum: Curriculum | None = None
+    partial: Kept | None = None
+    """What earlier steps did not finish; only this rank's."""
 
     @property
     def metric(self) -> str:

@@ -80,7 +80,7 @@ def policy_loss(
             total = total + plan.router_coefficient * balance
             sums["router_loss"] = balance.detach()
         if batch.sampler_logprobs is not None and not (moved and plan.old == "sampler"):
-            sums |= _sampler_gap(new if plan.old == "sampler" else old, batch.sampler_logprobs)
+            sums |= _sampler_gap(new if plan.old == "sampler" else old, batch.sampler_logprobs, batch.stale)
         sums["loss"] = total.detach()
         return total, sums
 
@@ -127,9 +127,9 @@ def _counted(
     return loss
 
 
-def _sampler_gap(trainer: torch.Tensor, sampler: torch.Tensor) -> dict[str, torch.Tensor]:
-    """How far the engine's log-probs are from the trainer's, where it reported any."""
-    known = torch.isfinite(sampler)
+def _sampler_gap(trainer: torch.Tensor, sampler: torch.Tensor, stale: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """How far the engine's log-probs are from the trainer's, where it reported any; of older weights they have to be others."""
+    known = torch.isfinite(sampler) if stale is None else torch.isfinite(sampler) & ~stale
     gap = (trainer.detach() - sampler).abs()[known]
     return {"sampler_gap": gap.sum(), "sampler_known": known.sum(), "sampler_gap_max": gap.max() if gap.numel() else sampler.new_zeros(())}
 

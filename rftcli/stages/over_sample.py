@@ -12,7 +12,7 @@ samples are there, so baselines are unharmed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from rftcli.stages.outcomes import Ask
 from rftcli.types import Completion, FinishReason, Prompt, Request
 
 Generate = Callable[[Sequence[Request], int], Iterable[Completion]]
-"""(requests of one label, longest answer in tokens) -> completions."""
+"""(requests of one label, tokens of the longest answer among them) -> completions."""
 
 
 def num_spares(plan: OverSamplePlan, places: int, ranks: int) -> int:
@@ -43,10 +43,15 @@ class Candidate:
     longest: int
     """Tokens at which an answer of its label is cut for good."""
     answers: dict[int, Completion] = field(default_factory=dict)
+    """By sample, finished or not; one that is missing has no token yet."""
 
     def open(self, samples: Iterable[int]) -> list[int]:
         """The samples that are not finished."""
         return [sample for sample in samples if sample not in self.answers or not self._finished(self.answers[sample])]
+
+    def stands_at(self, samples: Iterable[int]) -> int:
+        """Tokens of its open answers, which grow side by side; of the shortest where they do not."""
+        return min((len(self.answers[sample].trace.ids) if sample in self.answers else 0 for sample in self.open(samples)), default=0)
 
     def _finished(self, answer: Completion) -> bool:
         return answer.finish is not FinishReason.LENGTH or len(answer.trace.ids) >= self.longest
@@ -81,8 +86,7 @@ def fill(
     limit = 0
     while len(whole) < len(wanted):
         limit += plan.slice_tokens
-        for candidate, answer in _grown([one for one in everyone if one.open(samples)], samples, limit, generate):
-            candidate.answers[answer.sample] = answer
+        grow([(one, limit) for one in everyone if one.open(samples)], samples, generate)
         whole = [candidate for candidate in everyone if not candidate.open(samples)]
     best = sorted(whole, key=lambda candidate: (candidate.tokens, candidate.ask.draw))[: len(wanted)]
     drawn = {candidate.ask.draw for candidate in best}
@@ -99,22 +103,20 @@ def fill(
     )
 
 
-def _grown(
-    candidates: Sequence[Candidate], samples: Sequence[int], limit: int, generate: Generate
-) -> Iterator[tuple[Candidate, Completion]]:
-    """One slice more of every open sample, one call of the engine for each label."""
-    labels: dict[str, list[Candidate]] = {}
-    for candidate in candidates:
-        labels.setdefault(candidate.prompt.label, []).append(candidate)
+def grow(candidates: Iterable[tuple[Candidate, int]], samples: Sequence[int], generate: Generate) -> None:
+    """The open samples of each candidate up to its number of tokens, or to their end; one call of the engine for each label."""
+    labels: dict[str, list[tuple[Candidate, int]]] = {}
+    for candidate, limit in candidates:
+        labels.setdefault(candidate.prompt.label, []).append((candidate, min(limit, candidate.longest)))
     for alike in labels.values():
-        by_draw = {candidate.prompt.draw: candidate for candidate in alike}
+        by_draw = {candidate.prompt.draw: candidate for candidate, _ in alike}
         requests = []
-        for candidate in alike:
+        for candidate, limit in alike:
             unfinished = tuple(candidate.open(samples))
             partial = {sample: candidate.answers[sample].trace for sample in unfinished if sample in candidate.answers}
-            requests.append(Request(prompt=candidate.prompt, samples=unfinished, partial=partial))
-        for answer in generate(requests, min(limit, alike[0].longest)):
-            yield by_draw[answer.prompt.draw], answer
+            requests.append(Request(prompt=candidate.prompt, samples=unfinished, partial=partial, limit=limit))
+        for answer in generate(requests, max(limit for _, limit in alike)):
+            by_draw[answer.prompt.draw].answers[answer.sample] = answer
 
 
 def over_sample_metrics(filled: Filled, world: World) -> Mapping[str, Any]:

@@ -75,7 +75,7 @@ def spread(values: Sequence[float]) -> float:
 
 def reward_metrics(records: Sequence[SampleRecord]) -> dict[str, Any]:
     """reward_mean ... user of the step event, over all completions of all ranks. Rewards are those of the parts, before shaping; what shaping did
-    has names of its own, and zero_signal_fraction counts what the advantage sees."""
+    has names of its own, and zero_signal_fraction counts what the advantage sees. With one completion a prompt it is absent: there are no groups."""
     rewards = [item.combined for item in records if item.combined is not None]
     groups: dict[int, list[float]] = defaultdict(list)
     combined: dict[int, list[float]] = defaultdict(list)
@@ -88,11 +88,12 @@ def reward_metrics(records: Sequence[SampleRecord]) -> dict[str, Any]:
     metrics: dict[str, Any] = {
         "groups": len(groups),
         "group_size": group_size([len(members) for members in groups.values()]),
-        "zero_signal_fraction": sum(1 for members in groups.values() if not has_spread(members)) / max(1, len(groups)),
         "reward_errors": sum(1 for item in records if item.error is not None or any(part.error is not None for part in item.parts)),
         "samples_dropped": len(records) - len(rewards),
         "reward_parts": part_metrics(records),
     }
+    if len(records) > len(groups):
+        metrics["zero_signal_fraction"] = sum(1 for members in groups.values() if not has_spread(members)) / len(groups)
     if rewards:
         metrics["reward_mean"] = statistics.fmean(rewards)
         metrics["reward_std"] = spread(rewards)
@@ -219,6 +220,8 @@ def _more(sample: ScoredSample) -> dict[str, Any]:
     if completion.text_with_special != completion.text:
         ends = completion.text_with_special.startswith(completion.text)
         found |= {"special_end": completion.text_with_special[len(completion.text) :]} if ends else {"text": completion.text}
+    if len(completion.trace.segments) > 1:
+        found["segments"] = [list(segment) for segment in completion.trace.segments]
     if sample.shaped is not None:
         found["combined"] = sample.shaped.combined
         found |= {"masked": True} if sample.shaped.masked else {}

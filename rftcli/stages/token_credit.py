@@ -154,9 +154,7 @@ def completion_means(experiences: Sequence[Experience], world: World) -> dict[Ke
 
 
 def value_metrics(experiences: Sequence[Experience], world: World) -> dict[str, float]:
-    """Means of values and returns over the trained tokens of all ranks; empty without a critic. Collective."""
-    if any(item.values is None or item.returns is None for item in experiences):
-        return {}
+    """Means of a critic's values and of returns over the trained tokens of all ranks. Collective."""
     sums = [float(sum(getattr(item, name)[item.mask].double().sum() for item in experiences)) for name in ("values", "returns")]
     values, returns, tokens = world.sum([*sums, sum(int(item.mask.sum()) for item in experiences)])
     return {"value_mean": values / tokens, "return_mean": returns / tokens} if tokens else {}

@@ -23,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gmpo": {"clip_low": 0.4, "clip_high": 0.4},
     "cispo": {"clip_low": 1.0, "clip_high": 0.28},
     "sapo": {"tau_positive": 1.0, "tau_negative": 1.05},
-    "cpg": {**CLIPS, "drift": 0.0},
+    "cpg": {**CLIPS, "drift": 0.0, "drift_bound": None},
     "clip_cov": {**CLIPS, "dual_clip": None},
     "kl_cov": {"beta": 1.0},
     "reinforce": {"importance_weight": False},
@@ -37,6 +37,7 @@ VARIANTS = [
     ("rloo_sequence", {**CLIPS, "dual_clip": 3.0}),
     ("cispo", {"clip_low": 0.2, "clip_high": 4.0}),
     ("cpg", {"clip_low": 1.0, "clip_high": 0.2, "drift": 0.3}),
+    ("cpg", {**CLIPS, "drift": 0.3, "drift_bound": 0.25}),
     ("reinforce", {"importance_weight": True}),
     ("sapo", {"tau_positive": 2.0, "tau_negative": 0.5}),
 ]
@@ -151,6 +152,16 @@ def test_the_drift_of_cpg() -> None:
     assert terms.loss.item() == pytest.approx(0.5 * (math.exp(0.5) - 1 - 0.5)) and gradient == pytest.approx([0.5 * (math.exp(0.5) - 1)])
 
 
+def test_the_bounded_drift_of_cpg() -> None:
+    """Its pull is min(rho - 1, c): 0.648721 at rho = exp(.5), held at 0.25 by c 0.25, also where rho is out of every range."""
+    options = {**CLIPS, "drift": 0.5, "drift_bound": 0.25}
+    terms, gradient = run("cpg", [0.5, 0.2, -0.5, 100.0, -100.0], [0.0] * 5, options, old=[-101.0] * 5)
+    assert gradient == pytest.approx([0.125, 0.5 * (math.exp(0.2) - 1), 0.5 * (math.exp(-0.5) - 1), 0.125, -0.5])
+    assert terms.loss[0].item() == pytest.approx(0.5 * (0.25 - math.log(1.25) + 0.25 * (0.5 - math.log(1.25))))
+    assert terms.loss[1].item() == pytest.approx(0.5 * (math.exp(0.2) - 1 - 0.2))  # below the bound it is the drift itself
+    assert torch.isfinite(terms.loss).all()
+
+
 def test_chosen_tokens() -> None:
     terms, gradient = run("clip_cov", [0.5, 0.1, -0.5], [1.0, 1.0, -1.0], chosen=[True, True, False])
     assert terms.loss.tolist() == pytest.approx([0.0, 0.0, 0.8]) and gradient[:2] == [0.0, 0.0]
@@ -198,7 +209,11 @@ def reference(name: str, d: list[float], old: list[float], a: list[float], lengt
             elif name == "cpg":
                 floor = old[i] + math.log(1 - o["clip_low"]) if o["clip_low"] < 1 else -math.inf
                 bounded = min(new, old[i] + math.log(1 + o["clip_high"])) if a[i] > 0 else max(new, floor)
-                value = -a[i] * bounded + o["drift"] * (rho - 1 - d[i]) if a[i] else o["drift"] * (rho - 1 - d[i])
+                away = rho - 1 - d[i]
+                if o.get("drift_bound") is not None and rho - 1 > o["drift_bound"]:
+                    corner = math.log(1 + o["drift_bound"])
+                    away = o["drift_bound"] - corner + o["drift_bound"] * (d[i] - corner)
+                value = (-a[i] * bounded if a[i] else 0.0) + o["drift"] * away
             elif name == "clip_cov":
                 value = 0.0 if chosen[i] else ppo(rho, a[i])
             elif name == "kl_cov":

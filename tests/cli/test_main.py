@@ -144,6 +144,16 @@ def test_data_on_stdout_and_talk_on_stderr(capsys: pytest.CaptureFixture[str]) -
     assert report["ok"] is False and report["problems"][0]["path"] == "train.steps" and "must be at least 1" in printed.err
 
 
+def test_a_plan_for_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ("--set", "batch.prompts_per_step=16", "--set", "rollout.engine=vllm")
+    assert leaves("plan", "r.yaml", "--machine", "2x8xH100-80", *sets) == EXIT_OK
+    shown = capsys.readouterr().out
+    assert "16 x cuda (nccl) on 2 nodes of 8" in shown and "memory of a GPU, GiB (device 80.00" in shown
+    assert leaves("plan", "r.yaml", "--machine", "2xCPU-4") == EXIT_OK
+    assert "2 x cpu" in capsys.readouterr().out
+    assert leaves("plan", "r.yaml", "--machine", "8xH100-80", "--gpus", "2") == EXIT_USAGE
+
+
 def test_a_plan_on_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert leaves("plan", "r.yaml", "--ranks", "2", "--out", "p.json") == EXIT_OK
     assert "run it with `rft train p.json`" in capsys.readouterr().err

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_services import Asked, FakeService
 
 from rftcli.cli.main import main
-from rftcli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 
 RECIPE = """\
 models: {policy: {path: no/such-model, chat: {prefill: <think>}}}
@@ -131,31 +135,48 @@ def test_only_try_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_services_are_asked_and_models_are_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     """A reward service answers as in a run; a classifier is an error that says where it is loaded."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            body = json.dumps({"rewards": [float(len(text)) for text in asked["query"]]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def lengths(asked: Asked, number: int) -> Any:
+        return {"rewards": [float(len(text)) for text in asked.body["query"]]}
 
-        def log_message(self, *_: Any) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_address[1]}/score"
+    with FakeService(lengths) as service:
         sets = [
-            f"models.scorers={{service: {{kind: http, preset: openrlhf, urls: ['{url}']}}, large: {{kind: classifier, path: no/such-model}}}}",
+            f"models.scorers={{service: {{kind: http, urls: ['{service.url}/score']}}, large: {{kind: classifier, path: no/model}}}}",
             "rewards.default.parts=[{model: service}, {model: large, weight: 0.5, on_error: abstain}]",
         ]
         code = rft("--json", *(word for text in sets for word in ("--set", text)))
-    finally:
-        server.shutdown()
-        server.server_close()
     assert code == EXIT_FAILED  # a part had errors
     parts = {part["name"]: part for part in json.loads(capsys.readouterr().out)["parts"]}
     assert parts["service"]["scored"] == 3 and parts["service"]["mean"] > 0
     assert parts["large"]["scored"] == 0 and "is loaded by `rft train` and `rft eval` alone" in next(iter(parts["large"]["errors"]))
+
+
+def test_a_held_out_completion_finds_the_row_of_its_own_set(capsys: pytest.CaptureFixture[str]) -> None:
+    """Training and evaluation may have sets of one name, whose rows have the same ids; `@ema` marks a set under the running mean of the weights."""
+    Path("held_out.jsonl").write_text('{"prompt": "4+4=", "answer": "8", "level": 5}\n')
+    write(*({"completion": "8", "prompt_id": "train:0"} | more for more in ({}, {"set": "train"}, {"set": "train@ema"})))
+    code, found = tried(capsys, "--completions", "c.jsonl", "--set", "data.eval={train: {path: held_out.jsonl}}")
+    assert code == EXIT_OK
+    said = [(line["reference"], line["extra"]["level"], line["parts"]["math_answer"]["value"]) for line in found["samples"]]
+    assert said == [("2", 1, 0.0), ("8", 5, 1.0), ("8", 5, 1.0)]
+
+
+def test_one_ctrl_c_ends_it_whatever_a_function_does(tmp_path: Path) -> None:
+    Path("mine_for_tests.py").write_text("import pathlib, time\ndef f(completion):\n    pathlib.Path('called').touch()\n    time.sleep(3600)\n")
+    command = [sys.executable, "-m", "rftcli", "rewards", "try", "r.yaml"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    took = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
+    try:
+        deadline = time.monotonic() + 120
+        while not Path("called").exists():
+            assert took.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        took.send_signal(signal.SIGINT)
+        _, said = took.communicate(timeout=60)
+    finally:
+        took.kill()
+    assert took.returncode == EXIT_INTERRUPTED and said.splitlines()[-1] == "interrupted" and "Traceback" not in said
+
+
+def heard() -> None:
+    """A shell lets what it starts in the background ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -179,7 +179,9 @@ def never_finite(world: Any, *, zero: int) -> Any:
 
 
 def save_and_load(world: Any, *, zero: int, folder: str, **how: Any) -> Any:
-    """Two updates, save, one more; then a fresh learner loads and does the last one again: the same bits."""
+    """Two updates, save, one more; then a fresh learner loads and does the last one again: the same bits. `later`: so are the files that are written
+    from a copy after the update that follows."""
+    from rftcli.runtime.writes import Later
     from rftcli.stages.learn import one_update, policy_loss
 
     plan = plan_of("padded", 3, "token_mean", kl=0.1)
@@ -193,14 +195,22 @@ def save_and_load(world: Any, *, zero: int, folder: str, **how: Any) -> Any:
     update(first)
     first.save(Path(folder))
     state = dict(first.state_dict())
+    kept, behind = Later(), Path(folder) / "behind"
+    first.save(behind, kept)
     update(first)
     straight = {name: tensor.clone() for name, tensor in first.weights()}
+    for action in kept.actions:
+        action()
+    world.barrier("written")
+    files = sorted(path.relative_to(behind) for path in behind.rglob("*") if path.is_file())
+    later = bool(files) and all((Path(folder) / file).read_bytes() == (behind / file).read_bytes() for file in files)
     second = learner_of(world, zero=zero, **how)
     second.load(Path(folder))
     second.load_state_dict(state)
     update(second)
     resumed = {name: tensor.clone() for name, tensor in second.weights()}
-    return {"equal": all(torch.equal(straight[name], resumed[name]) for name in straight), "versions": (first.version, second.version)}
+    equal = all(torch.equal(straight[name], resumed[name]) for name in straight)
+    return {"equal": equal, "later": later, "versions": (first.version, second.version)}
 
 
 def tiny_experts() -> Any:

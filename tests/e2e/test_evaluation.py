@@ -21,6 +21,7 @@ SETTINGS = {
     "eval": "{every: 1, temperature: 1.0, pass_k: [1, 2], vote_k: [1, 4]}",
     "eval.rewards.default": "[{rule: exact, options: {after: '####'}, weight: 2}]",
     "train.early_stop": "{metric: eval.held_out.mean@4, patience: 2, min_delta: 10}",
+    "reward_shaping.running_norm": "full",
     "samples": "{every: 2, max: 6}",
     "name": "'{recipe}-{seed}'",
 }
@@ -63,10 +64,11 @@ def test_samples_are_written_as_often_and_as_many_as_asked(watched: Path) -> Non
 
 
 def test_training_does_not_notice_evaluation(rft: Callable[..., Command], tmp_path: Path, watched: Path) -> None:
-    off = ("--set", "data.eval=null", "--set", "train.steps=2")
+    """Nor do the running moments of rewards, which would show in the shaped ones."""
+    off = ("--set", "data.eval=null", "--set", "train.steps=2", "--set", "reward_shaping.running_norm=full")
     result = rft("train", "quickstart", "--ranks", "2", "--run-dir", "run", *SMALL, *off).wait()
     assert result.code == 0, result
-    assert steps(tmp_path / "run") == steps(watched)
+    assert steps(tmp_path / "run") == steps(watched) and "shaped_reward_mean" in steps(watched)[2]
     assert weights_equal(tmp_path / "run" / "final", watched / "final")
 
 

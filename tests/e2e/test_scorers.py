@@ -22,9 +22,9 @@ def graded(asked: Asked, number: int) -> Any:
     """A reward service: digits of the answer, after some failures that pass."""
     if number % 5 == 1:
         return Reply(status=(500, 429, 503)[number % 3], headers={"retry-after": "0"})
-    return {"rewards": [sum(letter.isdigit() for letter in text[len(prompt) :]) / 10 for text, prompt in zip(
-        asked.body["query"], asked.body["prompts"], strict=True
-    )]}  # fmt: skip
+    pairs = zip(asked.body["query"], asked.body["prompts"], strict=True)
+    digits = [sum(letter.isdigit() for letter in text[len(prompt) :]) for text, prompt in pairs]
+    return {"rewards": [count / 10 for count in digits], "extra_logs": {"digits": digits, "by": "a counter"}}
 
 
 def judged(asked: Asked, number: int) -> Any:
@@ -91,11 +91,13 @@ def test_every_scorer_takes_part(straight: Run) -> None:
     assert set(found) == {1, 2, 3, 4}
     for step in found.values():
         assert set(step["reward_parts"]) == PARTS and step["reward_errors"] == 0 and step["samples_dropped"] == 0
+        assert step["user"] == {"service/digits": pytest.approx(10 * step["reward_parts"]["service"]["mean"])}
     lines = [json.loads(line) for line in (straight.path / "samples" / "step_000001.jsonl").read_text().splitlines()]
     assert len(lines) == 32
     for line in lines:
         parts = {name: part["value"] for name, part in line["parts"].items()}
         assert line["reward"] == pytest.approx(parts["exact"] + 0.1 * parts["model"] + parts["own"] + parts["far"])
+        assert line["extra"] == {"service/by": "a counter"}
         assert 0 <= parts["own"] <= 1 and parts["service"] == pytest.approx(sum(letter.isdigit() for letter in line["completion"]) / 10)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SMALL, Command, events, processes_of, rank_pids, state, steps, weights_equal
+from conftest import SMALL, Command, all_gone, events, processes_of, rank_pids, state, steps, weights_equal
 
 STEPS = 8
 LONGER = [*SMALL, "--set", f"train.steps={STEPS}", "--set", "checkpoint.keep=3", "--set", "eval.every=2"]
@@ -74,6 +74,36 @@ def test_a_second_sigterm_ends_it_at_once(rft: Callable[..., Command], tmp_path:
     result = command.wait()
     assert result.code == 75, result
     assert state(run)["status"] == "stopped" and "second SIGTERM" in state(run)["cause"] and processes_of(run) == []
+
+
+HANGS = """
+import threading
+def never(completion, step, draw):
+    if step == 3 and draw % 2:
+        threading.Event().wait()
+    return 0.0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_reward_that_never_returns_is_left_after_its_grace(rft: Callable[..., Command], tmp_path: Path, number: int, code: int) -> None:
+    """One request is enough: the part is named, the last checkpoint kept, and the run goes on without the part."""
+    run = tmp_path / "run"
+    (tmp_path / "hanging_part.py").write_text(HANGS)
+    rewards = "rewards.default.parts=[{rule: exact, name: answer, options: {after: '####'}}, {python: 'hanging_part:never', name: slow, weight: 0}]"
+    command = rft("train", "quickstart", "--ranks", "2", "--run-dir", "run", *SMALL, "--set", rewards, "--set", "train.steps=4")
+    command.wait_for(lambda: len(events(run, "checkpoint")) == 2)
+    time.sleep(5)  # the third step hangs
+    asked = time.monotonic()
+    command.process.send_signal(number)
+    result = command.wait()
+    assert result.code == code and 55 < time.monotonic() - asked < 120, result
+    assert state(run)["status"] == "stopped" and "reward part `slow` (hanging_part:never) has not returned on row" in state(run)["cause"]
+    assert all_gone(run)
+    (tmp_path / "hanging_part.py").write_text("def never(completion): return 0.0\n")
+    result = rft("resume", "run").wait()
+    assert result.code == 0 and state(run)["step"] == 4, result
 
 
 def test_on_another_number_of_ranks_and_as_another_run(rft: Callable[..., Command], tmp_path: Path, straight: Path) -> None:

@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from fake_vllm import TRAINED, Fused
 from rank_threads import on_ranks
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -31,31 +32,6 @@ FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "stop",
     "include_stop_str_in_output", "stop_token_ids", "ignore_eos", "detokenize", "skip_special_tokens", "max_tokens", "min_tokens", "logprobs",
 )  # fmt: skip
-
-
-class Fused(nn.Module):
-    """An engine's model: q and k of the trainer's in one parameter."""
-
-    packed_modules_mapping = {"qk": ["q", "k"]}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qk = nn.Linear(3, 4, bias=False)
-        self.norm = nn.Parameter(torch.zeros(3))
-        self.drops: str | None = None
-
-    def load_weights(self, weights) -> set[str]:
-        loaded = set()
-        for name, tensor in weights:
-            if name == self.drops:
-                continue
-            if name == "norm":
-                self.norm.data.copy_(tensor)
-                loaded.add("norm")
-            else:
-                self.qk.weight.data[0 if name.startswith("q") else 2 :][:2].copy_(tensor)
-                loaded.add("qk.weight")
-        return loaded
 
 
 class StandIn:
@@ -118,7 +94,6 @@ class StandIn:
         self.calls.extend(f"wake {tag}" for tag in tags)
 
 
-TRAINED = {"q.weight": torch.arange(6.0).view(2, 3), "k.weight": -torch.ones(2, 3), "norm": torch.tensor([0.5, -0.0, 2.0])}
 
 
 def make(kit, llm=None, world=None, **changes) -> VLLMSampler:
@@ -373,3 +348,44 @@ def test_names_and_pieces_are_those_of_the_models_files(config, tmp_path) -> Non
     written = load_file(tmp_path / "model.safetensors")
     given = dict(file_form(model, ((name, parameter.data) for name, parameter in model.named_parameters())))
     assert given.keys() == written.keys() and all(torch.equal(given[name], written[name]) for name in written)
+
+
+def test_a_request_has_a_limit_of_its_own(kit) -> None:
+    llm = StandIn()
+    earlier = {0: TokenTrace(ids=(11, 12), logprobs=(-1.0, -2.0), segments=((0, 1),))}
+    requests = [kit.make_request(0, [5], (0,), limit=2), kit.make_request(1, [5], (0,), partial=earlier, limit=5), kit.make_request(2, [5], (0,))]
+    made = {one.prompt.draw: one.trace.ids for one in loaded(kit, llm).generate(requests, settings(max_new_tokens=6, min_new_tokens=4))}
+    assert made == {0: (6, 7), 1: (11, 12, 13, 14, 15), 2: tuple(range(6, 12))}
+    assert [(params["max_tokens"], params["min_tokens"]) for _, params in llm.asked.values()] == [(2, 2), (3, 2), (6, 4)]
+
+
+def test_a_stop_string_that_was_cut_in_two_still_ends_the_answer(kit) -> None:
+    """`sun` before the cut and `day` behind it; what vLLM sampled after it is let go, and so are its log-probs."""
+    llm = StandIn()
+    cut = {0: TokenTrace(ids=(kit.X, kit.SUN), logprobs=(-1.0, -2.0), segments=((0, 1),))}
+    (made,) = loaded(kit, llm).generate([kit.make_request(0, [9], (0,), partial=cut)], settings(max_new_tokens=9, stop=("sunday",), logprobs=True))
+    assert (made.trace.ids, made.finish) == ((kit.X, kit.SUN, kit.DAY), FinishReason.STOP)
+    assert made.trace.logprobs == (-1.0, -2.0, -float(kit.DAY)) and made.text == "xsunday"
+    whole = {0: TokenTrace(ids=(kit.X, kit.X), logprobs=(-1.0, -2.0), segments=((0, 1),))}
+    (other,) = loaded(kit, llm).generate([kit.make_request(0, [9], (0,), partial=whole)], settings(max_new_tokens=4, stop=("sunday",)))
+    assert (len(other.trace.ids), other.finish) == (4, FinishReason.LENGTH)
+
+
+def test_what_goes_on_has_other_noise_without_seeds_of_rows_too(kit) -> None:
+    """The engine's own generator is seeded by what is sampled: the same call the same, a later part of the same answers another."""
+
+    class Seeds(StandIn):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds: list[int] = []
+
+        def step(self):
+            self.seeds.append(torch.initial_seed())
+            return super().step()
+
+    llm = Seeds()
+    sampler = loaded(kit, llm, seeded=False)
+    parts = [{}, {0: TokenTrace(ids=(11,))}, {0: TokenTrace(ids=(11, 12))}]
+    for partial in (*parts, *parts):
+        list(sampler.generate([kit.make_request(4, [5], (0,), partial=partial)], settings()))
+    assert llm.seeds[:3] == llm.seeds[3:] and len(set(llm.seeds)) == 3

@@ -60,12 +60,12 @@ def test_refusals(kit) -> None:
 
 def test_a_row_that_goes_on_has_less_left_and_other_noise() -> None:
     settings = SamplingSettings(max_new_tokens=8, min_new_tokens=3, seed=1)
-    first = of_row({"top_k": 4}, settings, draw=5, sample=0, done=0, seeded=True, greedy=False)
-    later = of_row({"top_k": 4}, settings, draw=5, sample=0, done=5, seeded=True, greedy=False)
+    first = of_row({"top_k": 4}, settings, draw=5, sample=0, done=0, limit=settings.max_new_tokens, seeded=True, greedy=False)
+    later = of_row({"top_k": 4}, settings, draw=5, sample=0, done=5, limit=settings.max_new_tokens, seeded=True, greedy=False)
     assert (first["max_tokens"], first["min_tokens"], later["max_tokens"], later["min_tokens"]) == (8, 3, 3, 0)
     assert first["seed"] != later["seed"] and first["top_k"] == 4
-    assert of_row({}, settings, draw=5, sample=0, done=0, seeded=False, greedy=False)["seed"] is None
-    greedy = of_row({"temperature": 1.0}, settings, draw=5, sample=-1, done=0, seeded=True, greedy=True)
+    assert of_row({}, settings, draw=5, sample=0, done=0, limit=settings.max_new_tokens, seeded=False, greedy=False)["seed"] is None
+    greedy = of_row({"temperature": 1.0}, settings, draw=5, sample=-1, done=0, limit=settings.max_new_tokens, seeded=True, greedy=True)
     assert (greedy["temperature"], greedy["seed"]) == (0.0, None)
 
 

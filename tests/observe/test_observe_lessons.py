@@ -83,6 +83,21 @@ def test_a_ratio_away_from_one_is_expected_off_policy():
     assert lessons({"ratio_mean": 1.3}, LessonState(on_policy=False)) == []
 
 
+def test_rewards_without_spread_may_teach():
+    """Where answers are compared with something else than their group; where rewards teach nothing at all, their being alike says nothing."""
+    alike = [{"zero_signal_fraction": 1.0, "reward_mean": 1.0, "reward_std": 0.0}] * 6
+    zero = [{"zero_signal_fraction": 1.0, "reward_mean": 0.0, "reward_std": 0.0}] * 6
+    for given, state, expected in (
+        (alike, LessonState(on_policy=True), {"zero_signal", "reward_constant"}),
+        (zero, LessonState(on_policy=True), {"zero_signal", "reward_always_zero"}),
+        (alike, LessonState(on_policy=True, compares=False), {"reward_constant"}),
+        (zero, LessonState(on_policy=True, compares=False), {"reward_always_zero"}),
+        (alike, LessonState(on_policy=True, compares=False, rewarded=False), set()),
+        (zero, LessonState(on_policy=True, compares=False, rewarded=False), set()),
+    ):
+        assert {code for metrics in given for code, _ in lessons(metrics, state)} == expected
+
+
 def test_zero_rewards_after_others_are_constant_but_not_always_zero():
     state = LessonState(on_policy=True)
     lessons({"reward_mean": 0.5, "reward_std": 0.5}, state)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rftcli.errors import UsageError
-from rftcli.observe.sample_view import chosen, plain, read_lines, samples_file, steps_on_disk
+from rftcli.observe.sample_view import chosen, fields, plain, read_lines, samples_file, steps_on_disk
 
 
 def line(sample: int, reward: float | None = 0.5, **fields: Any) -> dict[str, Any]:
@@ -80,3 +80,9 @@ def test_as_text() -> None:
     assert "completion  a\n            b\ufffd" in shown and "\x1b" not in shown
     failed = plain(line(1, None, parts={"right": {"value": None, "weight": 1.0, "error": "gone"}, "other": {"value": None, "weight": 1.0}}))
     assert "no reward" in failed and "right error: gone, other abstained" in failed
+
+
+def test_what_rewards_logged_is_shown() -> None:
+    line = {"prompt": "p", "completion": "c", "metrics": [["s/length", 2.0]], "extra": {"s/verdict": "is\x1b[31m fine", "level": 3}}
+    assert dict(fields(line))["logged"] == "s/length 2.00, s/verdict is fine, level 3"
+    assert "logged" not in dict(fields({"prompt": "p", "completion": "c"}))

@@ -14,8 +14,8 @@ from rftcli.errors import EXIT_USAGE
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.compile_rollout import ROW_MULTIPLE
-from rftcli.plan.compile_update import TOKENS_PER_MICRO_BATCH
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
+from rftcli.plan.memory_ladder import MOST_TOKENS
 from rftcli.plan.plan import Plan, plan_to_json
 from rftcli.recipe.kinds import keys
 from rftcli.recipe.load import load_text
@@ -35,6 +35,7 @@ def test_the_machine_decides_device_and_number_type(compiled: Compiled, gpus: Ma
     assert (on_cpu.world.device, on_cpu.world.backend, on_cpu.world.threads_per_rank, on_cpu.policy.dtype) == ("cpu", "gloo", 4, "float32")
     assert (on_gpus.world.device, on_gpus.world.backend, on_gpus.world.threads_per_rank, on_gpus.policy.dtype) == ("cuda", "nccl", 8, "bfloat16")
     assert compiled(ranks=16).world.threads_per_rank == 1  # more ranks than cores
+    assert [MachineFacts(cores=8, memory_gib=1.0, threads=threads).threads_of_a_rank(2) for threads in (None, 1, 3, 16)] == [4, 1, 3, 4]
     assert compiled("models.policy.dtype=bfloat16").policy.dtype == "bfloat16"
     assert compiled("models.policy.dtype=float32", machine=gpus).policy.dtype == "float32"
 
@@ -94,7 +95,7 @@ def test_automatic_micro_batches_are_as_few_as_fit_and_as_even_as_one_size_allow
     ).recipe
     facts = Facts(machine=MachineFacts(cores=1, memory_gib=1.0), model=ModelFacts(path="m"), ranks=1)
     micro = compile_plan(recipe, facts, name="n", search_path="/", policy_path="m").batch.micro_batch_size
-    rows, most = groups * samples, max(1, TOKENS_PER_MICRO_BATCH["cpu"] // positions)
+    rows, most = groups * samples, max(1, MOST_TOKENS["cpu"] // positions)
     assert 1 <= micro <= most
     assert math.ceil(rows / micro) == math.ceil(rows / most)  # no more passes than the budget asks for
     assert micro == 1 or math.ceil(rows / (micro - 1)) > math.ceil(rows / micro)  # a smaller size would need more
@@ -312,9 +313,14 @@ OTHER: dict[str, str] = {
     "rollout.hf.options.suppress_tokens": "[4]",
     "rollout.vllm.memory_share": "0.3", "rollout.vllm.max_model_tokens": "4000", "rollout.vllm.max_sequences": "9", "rollout.vllm.seeds": "engine",
     "rollout.vllm.check_weights": "true", "rollout.vllm.options": "{block_size: 32}", "rollout.vllm.lora": "adapter",
+    "rollout.vllm.process": "beside",
     **{f"rollout.sglang.{key}": value for key, value in {
         "memory_share": "0.3", "max_model_tokens": "4000", "max_sequences": "9", "seeds": "engine", "check_weights": "true",
         "options": "{page_size: 16}",
+    }.items()},
+    **{f"rollout.vllm.server.{key}": value for key, value in {
+        "urls": "['http://y:2']", "weights": "nccl", "folder": "/shared/weights", "timeout_seconds": "9", "ready_seconds": "9", "retries": "0",
+        "headers_env": "{A: B}", "start.servers": "2", "start.command": "[vllm, serve]",
     }.items()},
     "rewards.LABEL.parts[].rule": "length", "rewards.LABEL.parts[].python": "'a:b'", "rewards.LABEL.parts[].name": "n",
     "rewards.LABEL.parts[].weight": "2", "rewards.LABEL.parts[].options": "{strip: false}", "rewards.LABEL.parts[].on_error": "stop",
@@ -384,7 +390,7 @@ OTHER: dict[str, str] = {
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
     "train.max_hours": "2", "train.max_tokens": "9", "checkpoint.every_minutes": "5", "checkpoint.before_deadline": "true", "checkpoint.deadline_margin_seconds": "9",
     "checkpoint.keep_best.metric": "eval.test.pass@1", "checkpoint.keep_best.mode": "min", "checkpoint.keep_best.keep": "2",
-    "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false",
+    "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false", "checkpoint.background": "true",
     "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",
     "track.wandb.tags": "[a]", "track.wandb.mode": "offline",
     "track.wandb.upload_samples": "3", "track.python": "'a:B'", "launch.env": "{A: b}", "launch.timeout_minutes": "2",
@@ -397,7 +403,7 @@ OTHER: dict[str, str] = {
     "rollout.dynamic.max_extra_rollouts": "5", "rollout.dynamic.range": "[0.1, 0.9]", "rollout.dynamic.metric": "exact",
     "rollout.over_sample.factor": "2.0", "rollout.over_sample.slice_tokens": "7", "rollout.keep.best": "3", "rollout.keep.worst": "3",
     "rollout.replay.after_steps": "5", "rollout.replay.times": "2", "rollout.replay.share": "0.5", "rollout.replay.max_waiting": "7",
-    "rollout.replay.below": "0.5",
+    "rollout.replay.below": "0.5", "rollout.partial.budget_tokens": "8", "rollout.max_version_lag": "3",
     "data.curriculum.kind": "pass_rate", "data.curriculum.range": "[0.2, 0.8]", "data.curriculum.share": "0.2", "data.curriculum.metric": "exact",
     "data.curriculum.pass_mark": "0.5", "data.curriculum.memory": "0.1", "data.curriculum.python": "'a:C'", "data.curriculum.options": "{n: 2}",
 }  # fmt: skip
@@ -485,7 +491,15 @@ SETUP: dict[str, tuple[str, ...]] = {
     **{f"rollout.{engine}.{key}": (f"rollout.engine={engine}",) for engine in ("vllm", "sglang") for key in (
         "memory_share", "max_model_tokens", "max_sequences", "seeds", "check_weights", "options",
     )},
+    "rollout.vllm.process": ("rollout.engine=vllm",),
     "rollout.vllm.lora": ("rollout.engine=vllm", "models.policy.lora={}"),
+    **{key: ("rollout={partial: {budget_tokens: 16}, max_version_lag: 2}", "algorithm.loss.old=sampler") for key in (
+        "rollout.partial.budget_tokens", "rollout.max_version_lag",
+    )},
+    **{f"rollout.vllm.server.{key}": ("rollout.engine=vllm", "rollout.vllm.server={urls: ['http://x:1']}") for key in (
+        "urls", "weights", "folder", "timeout_seconds", "ready_seconds", "retries", "headers_env",
+    )},
+    **{f"rollout.vllm.server.start.{key}": ("rollout.engine=vllm", "rollout.vllm.server={start: {}}") for key in ("servers", "command")},
     **{f"checkpoint.keep_best.{key}": ("checkpoint.keep_best={metric: eval.test.mean@1}",) for key in ("metric", "mode", "keep")},
 }  # fmt: skip
 """What has to stand in the recipe for the key to be allowed."""
@@ -502,7 +516,7 @@ INSTEAD_OF: dict[str, str] = {
 }
 """What the key takes the place of."""
 ONE_VALUE = {"models.scorers.NAME.offload", "models.scorers.NAME.shard", "models.critic.optimizer.kind", "profile.tool"} | {
-    f"rollout.vllm.{key}" for key in ("process", "tensor_parallel", "sleep")
+    f"rollout.vllm.{key}" for key in ("server.start.gpus", "tensor_parallel", "sleep")
 } | {f"rollout.sglang.{key}" for key in ("tensor_parallel", "sleep")}
 """Keys with a single value so far, or on one rank of a CPU."""
 MERGED = {"extends"}
@@ -587,6 +601,11 @@ def test_several_rollouts_have_whole_groups_on_every_rank(compiled: Compiled) ->
 
 
 def test_a_number_of_rows_switches_the_token_budget_off(compiled: Compiled) -> None:
-    assert compiled().batch.tokens_per_micro_batch == TOKENS_PER_MICRO_BATCH["cpu"]
+    assert compiled().batch.tokens_per_micro_batch == MOST_TOKENS["cpu"]
     assert compiled("batch.tokens_per_micro_batch=3000").batch.tokens_per_micro_batch == 3000
     assert compiled("batch.micro_batch_size=2").batch.tokens_per_micro_batch is None
+
+
+def test_a_history_of_memory_needs_a_gpu(compiled: Compiled, gpus: MachineFacts) -> None:
+    assert problems_of(compiled, "profile.tool=memory") == {"profile.tool": "`memory` needs a GPU, and this run is on a CPU"}
+    assert compiled("profile.tool=memory", machine=gpus).profile.tool == "memory"

@@ -24,7 +24,7 @@ GAE = ("algorithm.advantage.kind=gae", "models.critic={}")
         ("{kind: gmpo}", {"clip_low": 0.4, "clip_high": 0.4}),
         ("{kind: cispo, clip_high: 4}", {"clip_low": 1.0, "clip_high": 4}),
         ("{kind: sapo, options: {tau_negative: 1.2}}", {"tau_positive": 1.0, "tau_negative": 1.2}),
-        ("{kind: cpg}", {"clip_low": 0.2, "clip_high": 0.2, "drift": 0.0}),
+        ("{kind: cpg}", {"clip_low": 0.2, "clip_high": 0.2, "drift": 0.0, "drift_bound": None}),
         ("{kind: clip_cov}", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "share": 2e-4, "low": 1.0, "high": 5.0}),
         ("{kind: kl_cov}", {"share": 2e-3, "beta": 1.0}),
         ("{kind: reinforce}", {"importance_weight": False}),

@@ -8,7 +8,7 @@ import pytest
 
 from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.plan import Plan
-from rftcli.plan.plan_sampling import DynamicPlan, LabelSampling, OverSamplePlan, one_temperature, temperatures
+from rftcli.plan.plan_sampling import DynamicPlan, LabelSampling, OverSamplePlan, PartialPlan, one_temperature, temperatures
 from rftcli.plan.show import plan_text
 from rftcli.runtime.smoke import smoke_plan
 
@@ -18,7 +18,7 @@ Compiled = Callable[..., Plan]
 def test_everything_is_off(compiled: Compiled) -> None:
     plan = compiled()
     rollout = plan.rollout
-    assert (rollout.dynamic, rollout.keep, rollout.replay, rollout.over_sample, plan.data.curriculum) == (None,) * 5
+    assert (rollout.dynamic, rollout.keep, rollout.replay, rollout.over_sample, rollout.partial, plan.data.curriculum) == (None,) * 6
     assert rollout.by_label == {} and one_temperature(rollout) and temperatures(rollout, "any") == (1.0, 1.0)
     assert not any(name in plan_text(plan) for name in ("refill", "replay", "curriculum", "first token", "over-sampling"))
 
@@ -37,6 +37,21 @@ def test_what_is_on_is_said(compiled: Compiled) -> None:
         assert line in text, line
     assert "1.5 x the prompts, whole groups counted every 256 tokens" in plan_text(compiled("rollout.over_sample.factor=1.5"))
     assert "my.order:Mine" in plan_text(compiled("data.curriculum={kind: python, python: 'my.order:Mine'}"))
+
+
+@pytest.mark.parametrize(
+    ("sets", "notes"),
+    [
+        (("rollout={dynamic: {}, replay: {}}",), []),
+        (("rollout={dynamic: {}, replay: {}}", "algorithm.advantage.kind=remax"), ["replaced, though with `remax`", "asked again, though"]),
+        (("rollout.dynamic={}", "models.teacher.server=http://t"), ["replaced, though with the teacher they teach as well"]),
+        (("algorithm.advantage.kind=remax",), []),
+    ],
+)
+def test_a_refill_of_groups_that_teach_is_said(compiled: Compiled, sets: tuple[str, ...], notes: list[str]) -> None:
+    """Estimators that do not compare within a group, and a teacher, learn from groups without spread as well."""
+    found = [note for note in compiled(*sets).notes if "whose rewards are alike" in note]
+    assert len(found) == len(notes) and all(part in note for part, note in zip(notes, found, strict=True))
 
 
 def test_a_label_says_only_what_differs(compiled: Compiled) -> None:
@@ -64,6 +79,17 @@ def test_plans_hold_them(compiled: Compiled) -> None:
         max_extra_rollouts=3, low=0.0, high=0.5, metric="exact"
     )
     assert compiled("rollout.over_sample={}").rollout.over_sample == OverSamplePlan(factor=1.25, slice_tokens=256)
+
+
+def test_partial_rollouts(compiled: Compiled) -> None:
+    asked = ("rollout={partial: {budget_tokens: 64}, max_version_lag: 2}", "algorithm.loss.old=sampler")
+    plan = compiled(*asked)
+    assert plan.rollout.partial == PartialPlan(budget_tokens=64, max_version_lag=2) and plan.probes(2)
+    assert "answers grow by 64 tokens a step; the unfinished go on in the next step, tokens at most 2 updates old" in plan_text(plan)
+    assert any("rollout.partial: tokens may be up to 2 updates old" in note for note in plan.notes)
+    both = compiled(*asked, "rollout.over_sample={factor: 1.5, slice_tokens: 32}")
+    (note,) = [note for note in both.notes if "rollout.over_sample" in note]
+    assert note.startswith("rollout.over_sample: 1.5 times the prompts are in work;") and "dropped" not in note
 
 
 def test_a_label_longer_than_the_model(compiled: Compiled) -> None:

@@ -63,5 +63,5 @@ def test_what_is_switched_on_is_said(compiled: Compiled) -> None:
 def test_notes_stand_below(compiled: Compiled, gpus: MachineFacts, parameters: int | None) -> None:
     plan = compiled("models.reference.from=org/other", machine=gpus, ranks=8, parameters=parameters)
     notes = [line for line in plan_text(plan).splitlines() if line.startswith("note: ")]
-    assert notes == [f"note: {text}" for text in plan.notes] and len(notes) == (3 if parameters is None else 4)
+    assert notes == [f"note: {text}" for text in plan.notes] and len(notes) == (4 if parameters is None else 5)
     assert ("an unknown number of parameters" in rows(plan)["policy"]) is (parameters is None)

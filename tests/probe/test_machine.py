@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rftcli.errors import UsageError
 from rftcli.probe import machine
-from rftcli.probe.machine import installed, machine_facts
+from rftcli.probe.machine import installed, machine_facts, other_machine
 
 
 @pytest.fixture
@@ -105,3 +106,32 @@ def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "only_a_folder").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert installed("json") and not installed("only_a_folder") and not installed("no_such_package_anywhere")
+
+
+@pytest.mark.parametrize(
+    ("environ", "threads"),
+    [({}, None), ({"OMP_NUM_THREADS": "3"}, 3), ({"OMP_NUM_THREADS": "4,2"}, 4), ({"OMP_NUM_THREADS": "0"}, None), ({"OMP_NUM_THREADS": "many"}, None)],
+)
+def test_threads_that_the_environment_grants(environ: dict[str, str], threads: int | None) -> None:
+    assert machine._threads(environ) == threads
+    assert machine._threads({**environ, "TORCHELASTIC_RUN_ID": "none"}) is None  # torchrun's own default
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "gpu_gib", "host_gib", "ranks", "nodes"),
+    [
+        ("8xH100-80", 8, 80.0, 1280.0, 8, 1), ("2x8xH100-80", 8, 80.0, 1280.0, 8, 2), ("1xH200", 1, 141.0, 282.0, 1, 1),
+        ("4xMy_Card-12.5", 4, 12.5, 100.0, 4, 1), ("4xCPU-64", 0, 0.0, 64.0, 4, 1),
+    ],
+)  # fmt: skip
+def test_a_machine_by_name(text: str, gpus: int, gpu_gib: float, host_gib: float, ranks: int, nodes: int) -> None:
+    found = other_machine(text)
+    facts = found.facts
+    assert (facts.gpus, facts.gpu_memory_gib, facts.memory_gib, found.each, found.nodes) == (gpus, gpu_gib, host_gib, ranks, nodes)
+    assert facts.vllm is (gpus > 0) and facts.cores >= ranks
+
+
+@pytest.mark.parametrize("text", ["", "H100", "0xH100-80", "8xH100-", "8x-80", "8xH100-80x", "2xUnheard", "2xH100-0"])
+def test_what_names_no_machine(text: str) -> None:
+    with pytest.raises(UsageError):
+        other_machine(text)

@@ -237,6 +237,7 @@ rollout:
     tensor_parallel: 1
     memory_share: 0.4
     process: inside
+    server: null
     max_model_tokens: 128
     max_sequences: 64
     sleep: 1
@@ -402,6 +403,7 @@ checkpoint:
     mode: min
     keep: 2
   max_gib: 100.0
+  background: false
   trainer_state: true
   save_hf: false
 track:
@@ -426,8 +428,8 @@ profile:
 _REWARDS = FULL.split("\nrewards:\n", 1)[1].split("\nreward_shaping:", 1)[0] + "\n"
 FULL = FULL.replace("@REWARDS@", indent(_REWARDS, "  "))
 """Every supported key but those that others exclude (`train.data_passes`, `rollout.structured`, `rollout.hf.batch_tokens`,
-`models.policy.lora.start_from`, `rollout.keep`, `rollout.over_sample`, `data.curriculum.python` and `options`, `streaming` true,
-keys of other estimators than gae, keys of a teacher's server),
+`models.policy.lora.start_from`, `rollout.keep`, `rollout.over_sample`, `rollout.partial`, `data.curriculum.python` and `options`, `streaming` true,
+keys of other estimators than gae, keys of a teacher's server, keys of `rollout.vllm.server`),
 each with a value that is not its default where it has another."""
 
 Problems = Callable[..., list[Problem]]

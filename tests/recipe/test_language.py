@@ -144,6 +144,8 @@ ADDED = {
     *(f"rollout.sglang.{key}" for key in (
         "tensor_parallel", "memory_share", "max_model_tokens", "max_sequences", "sleep", "seeds", "check_weights", "options",
     )),
+    *(f"rollout.vllm.server.{key}" for key in ("urls", "weights", "folder", "timeout_seconds", "ready_seconds", "retries", "headers_env")),
+    *(f"rollout.vllm.server.start{key}" for key in ("", ".servers", ".gpus", ".command")),
     "rollout.hf.options",
     "rollout.hf.options.typical_p",
     "rollout.hf.options.epsilon_cutoff",
@@ -195,6 +197,7 @@ ADDED = {
     "checkpoint.keep_best.mode",
     "checkpoint.keep_best.keep",
     "checkpoint.max_gib",
+    "checkpoint.background",
     *(f"models.scorers.NAME.{key}" for key in (
         "revision", "tokenizer", "template", "dtype", "trust_remote_code", "quantise", "quantise.bits", "quantise.kind", "quantise.nested", "options",
         "max_tokens", "overlong", "batch_tokens", "shard", "score.json", "score.token", "score.against", "max_new_tokens", "temperature", "samples",
@@ -212,6 +215,7 @@ ADDED = {
     )),
     *(f"rollout.dynamic.{key}" for key in ("max_extra_rollouts", "range", "metric")),
     *(f"rollout.over_sample{key}" for key in ("", ".factor", ".slice_tokens")),
+    *(f"rollout.partial{key}" for key in ("", ".budget_tokens")),
     *(f"rollout.keep{key}" for key in ("", ".best", ".worst")),
     *(f"rollout.replay{key}" for key in ("", ".after_steps", ".times", ".share", ".max_waiting", ".below")),
     *(f"data.curriculum{key}" for key in ("", ".kind", ".range", ".share", ".metric", ".pass_mark", ".memory", ".python", ".options")),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,9 @@ BREACHES = [
     ("loss-options", ["options={tau: 1}"], "options.tau", "`ppo_clip` has no option `tau`"),
     ("loss-options", ["options={clip_low: 0.1}"], "options.clip_low", "`clip_low` has a key of its own"),
     ("loss-options", ["kind=sapo", "options={tau_positive: 0}"], "options.tau_positive", "must be above 0, got 0"),
+    ("loss-options", ["kind=cpg", "options={drift: 0.1, drift_bound: 0}"], "options.drift_bound", "must be above 0, got 0"),
+    ("loss-options", ["kind=cpg", "options={drift: null}"], "options.drift", "must be at least 0, got None"),
+    ("loss-options", ["kind=cpg", "options={drift_bound: 1}"], "options.drift_bound", "has no effect without `drift`"),
     ("loss-options", ["kind=kl_cov", "options={share: 1.5}"], "options.share", "must be above 0 and at most 1, got 1.5"),
     ("loss-options", ["kind=dro", "options={beta: x}"], "options.beta", "must be at least 0, got 'x'"),
     ("loss-options", ["kind=reinforce", "options={importance_weight: 1}"], "options.importance_weight", "must be true or false, got 1"),
@@ -146,3 +151,16 @@ def test_defaults_are_those_of_the_kind(minimal: str, sets: list[str], expected:
 
 def test_options_have_words() -> None:
     assert {name for options in LOSS_OPTIONS.values() for name in options} == set(OPTION_WORDS)
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms" / "losses.md"
+
+
+def test_what_is_called_otherwise_elsewhere_is_a_setting_here(minimal: str) -> None:
+    """Every row of the page's table of corrections is a recipe that is accepted, and no two are the same."""
+    _, table = PAGE.read_text(encoding="utf-8").split("| as elsewhere", 1)
+    cells = re.findall(r"^\|[^|]+\| `([^`]+)`", table.split("\n\n", 1)[0], flags=re.MULTILINE)
+    assert len(cells) == 11
+    found = [load_text(minimal, sets=[f"{LOSS}.{cell.replace(': ', '=', 1)}"], env={}).recipe.algorithm.loss for cell in cells]
+    assert len({loss.model_dump_json() for loss in found}) == len(cells)
+    assert all(loss.correction is not None or loss.old == "sampler" for loss in found)

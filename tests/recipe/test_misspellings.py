@@ -53,6 +53,9 @@ EXCLUDED_BY_OTHERS = {
     ("train", "data_passes"),
     ("rollout", "hf", "batch_tokens"),
     *(("rollout", "over_sample", *key) for key in ((), ("factor",), ("slice_tokens",))),
+    ("rollout", "partial"),
+    ("rollout", "partial", "budget_tokens"),
+    ("rollout", "max_version_lag"),
     ("rollout", "keep"),
     ("rollout", "keep", "best"),
     ("rollout", "keep", "worst"),
@@ -66,6 +69,10 @@ EXCLUDED_BY_OTHERS = {
     *(("algorithm", "loss", "correction", key) for key in ("kind", "level", "cap", "band", "gate", "bound", "batch_normalise", "reject")),
     *(("algorithm", "loss", "correction", "reject", key) for key in ("by", "band", "bound")),
     *(("algorithm", "advantage", key) for key in ("min_std", "passk_std", "baseline", "python", "options")),
+    *(("rollout", "vllm", "server", key) for key in (
+        "urls", "start", "weights", "folder", "timeout_seconds", "ready_seconds", "retries", "headers_env",
+    )),
+    *(("rollout", "vllm", "server", "start", key) for key in ("servers", "gpus", "command")),
     *(("models", "teacher", key) for key in ("server", "api", "served_model", "timeout_seconds", "retries", "concurrency", "headers_env")),
 }
 """Keys that do not go together with what stands in the full recipe."""
@@ -134,7 +141,9 @@ def test_every_key_of_the_shipped_recipes_misspelt(recipe: Path, problems_of: Pr
         ("rollout: {max-new-tokens: 8}", "did you mean `max_new_tokens`?"),
         ("rollout: {Temperature: 1}", "did you mean `temperature`?"),
         ("rollout: {top_: 1}", "did you mean `top_p` or `top_k`?"),
-        ("rollout: {vllm: {srver: {}}}", "did you mean `server`, which is not yet supported?"),
+        ("rollout: {vllm: {srver: {}}}", "did you mean `server`?"),
+        ("rollout: {max_version_lg: 0}", "did you mean `max_version_lag`?"),
+        ("data: {train: {path: train.jsonl}, imagse: {}}", "did you mean `images`, which is not yet supported?"),
         ("temperature: 1", "`temperature` belongs in rollout or eval"),
         ("rollout.temperature: 1", "write it as a section: `rollout: {temperature: ...}`"),
         ("algorithm: {seed: 1}", "`seed` belongs in the top level"),
@@ -143,7 +152,8 @@ def test_every_key_of_the_shipped_recipes_misspelt(recipe: Path, problems_of: Pr
     ],
 )
 def test_what_was_meant(minimal: str, problems_of: Problems, written: str, label: str | None) -> None:
-    text = minimal.replace("train: {steps: 10}\n", "") if written.startswith("train:") else minimal
+    section = written.partition(":")[0] + ": "
+    text = "".join(line for line in minimal.splitlines(keepends=True) if not line.startswith(section))
     assert [item.label for item in problems_of(text + written)] == [label]
 
 

@@ -17,7 +17,7 @@ from rftcli.recipe.kinds import key_table, pattern_of
 from rftcli.recipe.layers import preset_names, shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
 from rftcli.recipe.paths import format_path
-from rftcli.recipe.presets import SECTIONS, read_preset
+from rftcli.recipe.presets import SECTIONS, SHARED_KEYS, read_preset
 from rftcli.recipe.schema import as_yaml, default_of
 
 Write = Callable[[str, str], Path]
@@ -70,6 +70,17 @@ def test_a_key_differs_from_its_default_or_says_why_it_is_there(name: str) -> No
         assert setting.remark.startswith("the default") <= (not differs), setting
 
 
+SOURCE = re.compile(r"the paper's|published|'s \(|that of|both papers|not stated there|ours, to suit|\d{4}\.\d{5}|authors'")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_number_says_where_it_is_from(name: str) -> None:
+    """The paper, its authors' program, or that it is ours; but for one answer a prompt and terms that are off, which are what the method is."""
+    for setting in read_preset(name).settings:
+        if re.fullmatch(r"[-+.\de]+", setting.value) and float(setting.value) != 0 and setting.path[-1] != "samples_per_prompt":
+            assert SOURCE.search(setting.remark) or setting.remark.startswith("the default"), setting
+
+
 def _key(path: tuple[str | int, ...]) -> tuple[str, ...]:
     """The row of the table of keys; what stands in a free mapping belongs to that mapping."""
     pattern = pattern_of(path)
@@ -89,6 +100,28 @@ def test_a_page(name: str) -> None:
     assert page.startswith(f"preset:{name}\n\n  {preset.header[0]}\n") and page.endswith(f"presets/{name}.yaml\n")
     for setting in preset.settings:
         assert re.search(rf"^  {re.escape(format_path(setting.path))} +{re.escape(setting.value)}( |$)", page, re.MULTILINE), setting
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_names_the_keys_that_there_are_to_turn(name: str) -> None:
+    """They exist, and those of the estimator and the loss that the preset sets are among them."""
+    estimator, loss = re.findall(r"^ +(?:knobs +)?algorithm\.(?:advantage|loss): (.*)$", explain(f"preset:{name}"), re.MULTILINE)
+    for section, listed in (("advantage", estimator), ("loss", loss)):
+        keys = listed.split(", ")
+        assert len(set(keys)) == len(keys)
+        for key in keys:
+            assert _key(("algorithm", section, *key.split("."))) in key_table(), key
+        own = {".".join(map(str, setting.path[2:])) for setting in read_preset(name).settings if setting.path[:2] == ("algorithm", section)}
+        assert own - {"kind"} <= set(keys)
+
+
+def test_every_estimator_has_its_keys() -> None:
+    from rftcli.algo.advantages import ADVANTAGES
+    from rftcli.recipe.estimator_rules import OWN_KEYS
+
+    for name, row in ADVANTAGES.items():
+        shown = {*SHARED_KEYS.get(name, ()), *(key for key, (kinds, _) in OWN_KEYS.items() if name in kinds)}
+        assert len(shown) >= len(row.options), name
 
 
 def test_the_list_of_topics_names_presets() -> None:

@@ -10,7 +10,8 @@ from rftcli.recipe.kinds import keys
 from rftcli.recipe.load import load_text
 from rftcli.recipe.loss_rules import RULES as LOSS_RULES
 from rftcli.recipe.problems import Problem
-from rftcli.recipe.rules import GROUP_ESTIMATORS, RULES, check
+from rftcli.recipe.rules import RULES, check
+from rftcli.recipe.sections.algorithm import GROUP_ESTIMATORS
 
 Problems = Callable[..., list[Problem]]
 
@@ -22,6 +23,7 @@ GAE = ("algorithm.advantage.kind=gae", "models.critic={}")
 ALONE = ["rollout.samples_per_prompt=1", "algorithm.advantage.kind=reinforce"]
 HTTP = "models.scorers.service={kind: http, urls: ['http://x']}"
 JUDGE = "models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}'"
+PARTIAL = ["rollout={partial: {budget_tokens: 64}, max_version_lag: 2}", "algorithm.loss.old=sampler"]
 BREACHES = [
     (
         "part-bounds",
@@ -542,6 +544,32 @@ BREACHES = [
         "rollout.vllm.check_weights",
         "does not go with a quantised engine",
     ),
+    ("vllm-servers", ["rollout.vllm.server={}"], "rollout.vllm.server", "needs `urls` or `start`"),
+    ("vllm-servers", ["rollout.vllm.server={urls: ['http://a:1'], start: {}}"], "rollout.vllm.server", "`urls` and `start` exclude each other"),
+    ("vllm-servers", ["rollout.vllm.server.urls=['http://a:1', 'http://a:1/']"], "rollout.vllm.server.urls", "names http://a:1/ twice"),
+    (
+        "vllm-servers",
+        ["rollout.vllm.server={urls: ['http://a:1'], weights: nccl, folder: /w}"],
+        "rollout.vllm.server.folder",
+        "is for `weights: files`",
+    ),
+    ("vllm-server-gpus", ["rollout.vllm.server.start={gpus: [1, 1], servers: 2}"], "rollout.vllm.server.start.gpus", "names a GPU twice"),
+    (
+        "vllm-server-gpus",
+        ["rollout.vllm={tensor_parallel: 2, server: {start: {gpus: [4, 5, 6], servers: 2}}}"],
+        "rollout.vllm.server.start.gpus",
+        "names 3 GPUs, 2 servers of 2 GPUs each need 4",
+    ),
+    ("vllm-apart", ["rollout.vllm={process: beside, seeds: engine}"], "rollout.vllm.seeds", "`engine` needs an engine inside the rank"),
+    ("vllm-apart", ["rollout.vllm={process: beside, options: {port: 1}}"], "rollout.vllm.options.port", "`port` is not to be chosen"),
+    *(
+        ("vllm-apart", [f"rollout.vllm={{{key}: {value}, server: {{start: {{}}}}}}"], f"rollout.vllm.{key}", "excludes `server`")
+        for key, value in (("process", "beside"), ("process", "inside"), ("sleep", "1"))
+    ),
+    *(
+        ("vllm-apart", [f"rollout.vllm={{{key}: {value}, server: {{urls: ['http://a:1']}}}}"], f"rollout.vllm.{key}", "is for engines that the run starts")
+        for key, value in (("memory_share", "0.5"), ("options", "{block_size: 32}"), ("tensor_parallel", "2"))
+    ),
     ("vllm-sampling", ["rollout={engine: vllm, hf: {options: {typical_p: 0.9}}}"], "rollout.hf.options", "are options of the engine `hf`"),
     ("vllm-arguments", ["rollout.vllm.options={enable_lora: true}"], "rollout.vllm.options.enable_lora", "has a key of its own: `rollout.vllm.lora`"),
     ("vllm-lora", ["rollout={engine: vllm, vllm: {lora: adapter}}"], "rollout.vllm.lora", "needs `models.policy.lora`"),
@@ -616,6 +644,62 @@ BREACHES = [
         ["rollout.over_sample.slice_tokens=1024"],
         "rollout.over_sample.slice_tokens",
         "must be below `rollout.max_new_tokens`, got 1024 of 1024",
+    ),
+    *(("partial-ends", sets, where, text) for sets, where, text in (
+        (
+            ["rollout={partial: {}, max_version_lag: 2}", "algorithm.loss.old=sampler"],
+            "rollout.partial",
+            "needs `budget_tokens` or `rollout.over_sample`",
+        ),
+        (
+            [*PARTIAL, "rollout.partial.budget_tokens=1024"],
+            "rollout.partial.budget_tokens",
+            "must be below `rollout.max_new_tokens`, got 1024 of 1024",
+        ),
+        (
+            [*PARTIAL, "rollout.partial.budget_tokens=64", "rollout.over_sample.slice_tokens=65"],
+            "rollout.over_sample.slice_tokens",
+            "must be at most `rollout.partial.budget_tokens`, got 65 of 64",
+        ),
+    )),
+    (
+        "vllm-together",
+        [*PARTIAL, "rollout={engine: vllm, vllm: {tensor_parallel: 2}}"],
+        "rollout.partial",
+        "needs `rollout.vllm.tensor_parallel: 1`",
+    ),
+    ("partial-pool", [*PARTIAL, "batch.rollouts_per_update=2"], "rollout.partial", "needs `batch.rollouts_per_update` of 1"),
+    (
+        "partial-pool",
+        [*PARTIAL, "data.train={path: t.jsonl, streaming: true}"],
+        "rollout.partial",
+        "does not go together with a streamed training set",
+    ),
+    ("version-lag", ["rollout.max_version_lag=1"], "rollout.max_version_lag", "has no effect without `rollout.partial`"),
+    (
+        "version-lag",
+        [*PARTIAL, "batch={updates_per_step: 2, epochs: 2}"],
+        "rollout.partial",
+        "needs a `rollout.max_version_lag` of at least 4, got 2",
+    ),
+    (
+        "version-lag",
+        [*PARTIAL, "rollout.over_sample={factor: 3.5, slice_tokens: 64}"],
+        "rollout.over_sample.factor",
+        "3.5 needs a `rollout.max_version_lag` of at least 3, got 2",
+    ),
+    ("partial-tokens", [*PARTIAL, "algorithm.loss.old=auto"], "rollout.partial", "needs `algorithm.loss.old: sampler`"),
+    (
+        "partial-tokens",
+        [*PARTIAL, "algorithm.loss={old: auto, correction: {kind: reject, reject: {by: k2, bound: 1}}}"],
+        "algorithm.loss.correction.kind",
+        "must be truncate or mask with `rollout.partial`, got reject",
+    ),
+    (
+        "partial-tokens",
+        [*PARTIAL, "algorithm.loss={kind: reinforce, old: sampler}"],
+        "algorithm.loss.kind",
+        "`reinforce` needs `importance_weight` with `rollout.partial`",
     ),
     ("kept-samples", ["rollout.keep={best: 0, worst: 0}"], "rollout.keep", "keeps nothing to train on"),
     ("kept-samples", ["rollout.keep={best: 6, worst: 2}"], "rollout.keep", "keeps 6 + 2 of 8 completions, which is all of them"),
@@ -732,6 +816,11 @@ def test_every_rule_is_broken_above() -> None:
         ["rollout.top_k=2"],
         ["batch={micro_batch_size: 4, tokens_per_micro_batch: auto}"],
         ["batch.rollouts_per_update=4", "batch.epochs=2"],
+        [*PARTIAL, "rollout={over_sample: {factor: 3.0, slice_tokens: 64}, dynamic: {}, keep: {}, replay: {}}"],
+        [*PARTIAL, "rollout.over_sample={}", "rollout.partial.budget_tokens=null"],
+        [*PARTIAL, "algorithm.advantage.kind=remax", "rollout.samples_per_prompt=1"],
+        [*PARTIAL, "algorithm.loss={old: auto, correction: {}}", "batch={updates_per_step: 2}"],
+        [*PARTIAL, "algorithm.loss={kind: reinforce, options: {importance_weight: true}}"],
         ["train={optimizer: {kind: muon, options: {momentum: 0.9}}, deepspeed: {zero_stage: 0}}"],
         ["train={offload: {optimizer: cpu, parameters: cpu}}"],
         ["train={precision: {master: bfloat16, gradients: bfloat16}, compile: true}"],

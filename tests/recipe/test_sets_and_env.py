@@ -83,7 +83,7 @@ def test_the_same_renderer(minimal: str) -> None:
     [
         ("train.steps=x", "train.steps", "must be an integer or null, got `x`", 13, 1),
         ("train.steps=0", "train.steps", "must be at least 1, got `0`", 13, 1),
-        ("rollout.vllm.server.urls=1", "rollout.vllm.server", "`rollout.vllm.server` is not yet supported", 14, 6),
+        ("data.images={}", "data.images", "`data.images` is not yet supported", 6, 6),
         ("rollout.temperature", "", "no `=`: expected PATH=VALUE", 1, 19),
         ("rollout.temperature=", "", "no value after `=`", 1, 20),
         ("rollout.temperature=# x", "", "no value after `=`", 1, 23),

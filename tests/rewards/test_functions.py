@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from rftcli.errors import UsageError
-from rftcli.rewards.functions import RECORD, EventLoop, as_number, describe, load_function
+from rftcli.rewards.event_loop import EventLoop
+from rftcli.rewards.functions import RECORD, as_number, describe, load_function
 
 MODULE = """
 import asyncio

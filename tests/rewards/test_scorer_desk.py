@@ -19,6 +19,7 @@ from rftcli.rewards.scorers.cache import Cache
 from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.scorers.own import OwnScorer
 from rftcli.rewards.scorers.spec import ScorerSpec, ServiceSpec
+from rftcli.rewards.scorers.verdict import Verdict
 from rftcli.rewards.scorers.view import View, view_of
 from rftcli.rewards.spec import PartSpec
 from rftcli.rewards.table import RewardTable
@@ -213,23 +214,24 @@ def test_replies_are_kept_over_rounds_and_restarts(tmp_path: Path) -> None:
 
 
 def test_another_rank_finds_what_was_kept_and_another_scorer_does_not(tmp_path: Path) -> None:
-    Cache(tmp_path, SPEC, 0).put("a", 1.5)
-    assert Cache(tmp_path, SPEC, 1).get("a") == 1.5
-    assert Cache(tmp_path, replace(SPEC, service=replace(SERVICE, urls=("http://y",), retries=9)), 0).get("a") == 1.5  # the same service elsewhere
+    Cache(tmp_path, SPEC, 0).put("a", Verdict(value=1.5, extra={"length": 2.0}))
+    assert Cache(tmp_path, SPEC, 1).get("a") == Verdict(value=1.5, extra={"length": 2.0})
+    elsewhere = replace(SPEC, service=replace(SERVICE, urls=("http://y",), retries=9))
+    assert Cache(tmp_path, elsewhere, 0).get("a") == Verdict(value=1.5, extra={"length": 2.0})
     assert Cache(tmp_path, replace(SPEC, score_field="scores"), 0).get("a") is None
 
 
 def test_a_line_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
-    Cache(tmp_path, SPEC, 0).put("a", 1.0)
+    Cache(tmp_path, SPEC, 0).put("a", Verdict(value=1.0))
     file = tmp_path / "local.rank_0.jsonl"
     whole = file.read_text()
     file.write_text(whole + whole[:20])
     cache = Cache(tmp_path, SPEC, 0)
-    cache.put("b", 2.0)
+    cache.put("b", Verdict(value=2.0))
     again = Cache(tmp_path, SPEC, 0)
-    assert (again.get("a"), again.get("b"), again.get("c")) == (1.0, 2.0, None)
+    assert (again.get("a"), again.get("b"), again.get("c")) == (Verdict(value=1.0), Verdict(value=2.0), None)
     file.write_text(whole + json.dumps(["x", None]) + "\n" + json.dumps([1, 2.0]) + "\n")
-    assert Cache(tmp_path, SPEC, 0).get("a") == 1.0
+    assert Cache(tmp_path, SPEC, 0).get("a") == Verdict(value=1.0)
 
 
 OWN = """
@@ -285,3 +287,36 @@ def test_a_class_that_fails_is_an_error_of_its_rows(module: Path, name: str, tex
 def test_classes_that_are_refused(module: Path, name: str, text: str) -> None:
     with pytest.raises(UsageError, match=text.replace("(", r"\(")):
         OwnScorer(f"own_scorers_for_tests:{name}", {}, "cpu", [module])
+
+
+def test_a_round_that_was_left_asks_nothing_more() -> None:
+    """A part stops the run at one sample while another is just being scored: nobody would answer what that one asked anew."""
+
+    class Slow(dict[str, Any]):
+        entered, go_on = threading.Event(), threading.Event()
+
+        def items(self) -> Any:
+            self.entered.set()
+            self.go_on.wait(20)
+            return super().items()
+
+    class Late(Remote):
+        def flush(self) -> None:
+            scoring.start()
+            Slow.entered.wait(20)
+            self.asked[0][1].set_exception(ValueError("down"))
+
+    class AtOnce(Remote):
+        def submit(self, view: View) -> Future[float]:
+            future = super().submit(view)
+            future.set_result(1.0)
+            return future
+
+    late, other = Late(), AtOnce()
+    scoring = threading.Thread(target=lambda: late.asked[1][1].set_result(Verdict(value=1.0, extra=Slow())), daemon=True)  # type: ignore[arg-type]
+    with closing(RewardTable({"math": (part("late", on_error="stop"), part("other"))}, desk=desk_of(late=late, other=other))) as table:
+        with pytest.raises(RftError, match="reward part `late` failed on row r0"):
+            list(table.score([completion("a", sample=0), completion("bb", sample=1)]))
+        Slow.go_on.set()
+        scoring.join(10)
+        assert not scoring.is_alive() and len(other.asked) == 2

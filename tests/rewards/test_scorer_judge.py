@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import closing, suppress
 from typing import Any
@@ -65,23 +66,81 @@ def test_the_mean_of_several_replies() -> None:
         assert "replied with 1 choices, expected 3" in str(judged(server.url, REGEX, samples=3))
 
 
+def cut(reply: dict[str, Any]) -> dict[str, Any]:
+    """The same, ended at its longest."""
+    return {"choices": [choice | {"finish_reason": "length"} for choice in reply["choices"]]}
+
+
+JSON = ReadSpec(json="score")
+TOKEN = ReadSpec(token="yes", against=("no",))
+# How to add one: (what is read, the server's reply, requests that are made, text of the error).
+FAULTS: dict[str, tuple[ReadSpec, Any, int, str]] = {
+    "no choices": (REGEX, {"choices": []}, 1, "0 choices"),
+    "choices missing": (REGEX, {"error": {"message": "model not found"}}, 1, "no list of choices"),
+    "choices null": (REGEX, {"choices": None}, 1, "no list of choices"),
+    "a list": (REGEX, [1], 1, "no list of choices"),
+    "a choice that is none": (REGEX, {"choices": ["x"]}, 1, "1 choices"),
+    "an empty choice": (REGEX, {"choices": [{}]}, 1, "in another form: KeyError"),
+    "no content": (REGEX, {"choices": [{"message": {"role": "assistant"}}]}, 1, "in another form: KeyError"),
+    "content null": (REGEX, {"choices": [{"message": {"content": None}}]}, 1, "has no text"),
+    "content in pieces": (REGEX, {"choices": [{"message": {"content": [{"type": "text", "text": "score: 1"}]}}]}, 1, "has no text"),
+    "a message that is none": (REGEX, {"choices": [{"message": "x"}]}, 1, "in another form"),
+    "empty": (REGEX, chat_reply(""), 1, "has no score"),
+    "no score": (REGEX, chat_reply("I would rather not say."), 1, "has no score"),
+    "a score that is none": (REGEX, chat_reply("score: nan"), 1, "is no finite number"),
+    "a score in words": (REGEX, chat_reply("score: high"), 1, "'high' is no finite number"),
+    "cut in the score": (REGEX, cut(chat_reply("I think so. score: 1")), 1, "was cut at `max_new_tokens`"),
+    "cut before the score": (REGEX, cut(chat_reply("Let me think: it is")), 1, "has no score"),
+    "cut, thinking apart": (REGEX, cut({"choices": [{"message": {"content": None, "reasoning_content": "score: 3"}}]}), 1, "has no text"),
+    "json cut": (JSON, cut(chat_reply('{"score": 1}, or {"score": 1')), 1, "was cut at `max_new_tokens`"),
+    "json cut in an outer object": (JSON, cut(chat_reply('{"why": {"score": 1}, "sco')), 1, "was cut at `max_new_tokens`"),
+    "json without it": (JSON, chat_reply('{"points": 1}'), 1, "no JSON object with `score`"),
+    "json true": (JSON, chat_reply('{"score": true}'), 1, "True is no finite number"),
+    "logprobs absent": (TOKEN, {"choices": [{"message": {"content": "yes"}}]}, 1, "gives no logprobs"),
+    "logprobs null": (TOKEN, chat_reply("yes"), 1, "gives no logprobs"),
+    "logprobs of no token": (TOKEN, {"choices": [{"message": {}, "logprobs": {"content": []}}]}, 1, "in another form: IndexError"),
+    "logprobs without content": (TOKEN, {"choices": [{"message": {}, "logprobs": {"content": None}}]}, 1, "in another form: TypeError"),
+    "logprobs of another form": (TOKEN, {"choices": [{"logprobs": {"tokens": ["yes"], "token_logprobs": [-0.1]}}]}, 1, "in another form: KeyError"),
+    "logprobs in words": (TOKEN, {"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": "yes", "logprob": "x"}]}]}}]}, 1, "not convert"),
+    "logprobs that are none": (TOKEN, chat_reply("yes", top={"yes": math.nan, "no": -1.0}), 1, "none of yes, no"),
+    "logprobs too large": (TOKEN, chat_reply("yes", top={"yes": 1e9}), 1, "in another form: OverflowError"),
+    "nothing likely": (TOKEN, chat_reply("yes", top={"maybe": -0.1}), 1, "none of yes, no is among the likeliest"),
+    "overloaded": (REGEX, Reply(status=503, body={"error": "overloaded"}), 2, "replied with status 503"),
+    "too long a question": (REGEX, Reply(status=400, body={"message": "maximum context length"}), 1, "maximum context length"),
+    "no such model": (REGEX, Reply(status=404, body={"message": "The model `org/judge` does not exist."}), 1, "does not exist"),
+    "no key": (REGEX, Reply(status=401), 1, "replied with status 401"),
+    "a stream of events": (REGEX, Reply(body=b"data: {}\n\ndata: [DONE]\n\n"), 2, "what is no JSON"),
+    "cut off": (REGEX, Reply(body=chat_reply("score: 1"), cut_at=30), 2, "RemoteProtocolError"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeService]:
+    with FakeService(lambda one, number: None) as service:
+        yield service
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_reply_that_is_of_no_use_is_an_error(server: FakeService, name: str) -> None:
+    read, reply, tries, text = FAULTS[name]
+    server.asked.clear()
+    server.answer = lambda one, number: reply
+    found = judged(server.url, read)
+    assert isinstance(found, str) and text in found and len(server.asked) == tries
+
+
 @pytest.mark.parametrize(
-    ("body", "text"),
+    ("read", "text", "score"),
     [
-        ({"choices": []}, "0 choices"),
-        ({"error": "x"}, "no list of choices"),
-        ([1], "no list of choices"),
-        ({"choices": [{}]}, "in another form: KeyError"),
-        ({"choices": [{"message": {"content": None}}]}, "has no text"),
-        ({"choices": [{"message": "x"}]}, "in another form"),
-        (chat_reply(""), "has no score"),
-        (chat_reply("score: nan"), "is no finite number"),
-        (chat_reply("score: high"), "'high' is no finite number"),
+        (ReadSpec(regex=r"score: (\d+)"), "score: 1, because", 1.0),  # the score was whole
+        (ReadSpec(regex=r"^(\d)"), "7", 7.0),  # of one digit, whatever follows
+        (ReadSpec(regex=r"score: (\d)"), "score: 7", 7.0),
+        (JSON, '{"score": 3} is my sco', 3.0),
     ],
 )
-def test_replies_that_cannot_be_read_are_errors(body: Any, text: str) -> None:
-    with FakeService(lambda one, number: body) as server:
-        assert text in str(judged(server.url, REGEX)) and len(server.asked) == 1
+def test_a_reply_that_was_cut_behind_its_score(server: FakeService, read: ReadSpec, text: str, score: float) -> None:
+    server.answer = lambda one, number: cut(chat_reply(text))
+    assert judged(server.url, read) == pytest.approx(score)
 
 
 def test_a_judge_is_asked_again() -> None:
@@ -90,9 +149,6 @@ def test_a_judge_is_asked_again() -> None:
 
     with FakeService(answer) as server:
         assert judged(server.url, REGEX, retries=2) == pytest.approx(0.2)
-
-
-TOKEN = ReadSpec(token="yes", against=("no",))
 
 
 def test_a_probability_from_logprobs() -> None:
@@ -104,11 +160,6 @@ def test_a_probability_from_logprobs() -> None:
     reply = {"choices": [{"text": "yes", "logprobs": {"top_logprobs": [{"yes": math.log(0.3), "no": math.log(0.1)}]}}]}
     with FakeService(lambda one, number: reply) as server:
         assert judged(server.url, TOKEN, api="completions") == pytest.approx(0.75) and server.asked[0].body["logprobs"] == 5
-
-
-def test_a_server_without_logprobs() -> None:
-    with FakeService(lambda one, number: chat_reply("yes")) as server:
-        assert "gives no logprobs" in str(judged(server.url, TOKEN))
 
 
 def test_tokens_that_are_not_listed() -> None:

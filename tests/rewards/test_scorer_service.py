@@ -1,7 +1,9 @@
-"""Reward services over real connections: what is sent, what is tried again and what is not, who is asked, and replies that are none."""
+"""Reward services over real connections: what is sent, what comes back, who is asked and how often. What goes wrong is in `test_service_faults`."""
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 import time
 from concurrent.futures import wait
@@ -10,11 +12,14 @@ from typing import Any
 
 import pytest
 from fake_services import Asked, FakeService, Reply
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rftcli.errors import UsageError
-from rftcli.rewards.scorers.http import HttpScorer, scores
+from rftcli.rewards.scorers.http import HttpScorer, verdicts
 from rftcli.rewards.scorers.service import Addresses, Pace, Service, ServiceError
 from rftcli.rewards.scorers.spec import ServiceSpec
+from rftcli.rewards.scorers.verdict import Verdict, extras_of_rows
 from rftcli.rewards.scorers.view import View
 
 SPEC: dict[str, Any] = {"timeout_seconds": 5.0, "retries": 3, "concurrency": 4, "per_minute": None, "headers_env": {}}
@@ -35,7 +40,7 @@ def outcomes(made: HttpScorer, *texts: str) -> list[float | str]:
         futures = [made.submit(view(text)) for text in texts]
         made.flush()
         wait(futures, timeout=20)
-        return [future.result() if future.exception() is None else str(future.exception()) for future in futures]
+        return [future.result().value if future.exception() is None else str(future.exception()) for future in futures]
 
 
 def lengths(asked: Asked, _: int) -> dict[str, Any]:
@@ -62,68 +67,8 @@ def test_another_field_and_a_bare_list() -> None:
         assert outcomes(scorer(service.url), "a", "b") == [1.0, 2.5]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [Reply(status=500), Reply(status=503, headers={"retry-after": "0"}), Reply(status=429), Reply(status=408), Reply(closes=True),
-     Reply(body=b"<html>busy</html>"), Reply(body=b"{\"rewards\": [1,"), Reply(body=[1, 1], trickle_seconds=0.1)],
-    ids=["500", "503", "429", "408", "closed", "html", "torn", "trickle"],
-)  # fmt: skip
-def test_what_may_pass_is_tried_again(fault: Reply) -> None:
-    with FakeService(lambda asked, number: fault if number < 2 else lengths(asked, number)) as service:
-        assert outcomes(scorer(service.url, timeout_seconds=0.4), "a", "b") == [5.0, 5.0]
-        assert len(service.asked) == 3
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 301])
-def test_what_would_be_refused_again_is_not(status: int) -> None:
-    with FakeService(lambda asked, number: Reply(status=status, body={"detail": "no such thing"})) as service:
-        first, second = outcomes(scorer(service.url), "a", "b")
-        assert len(service.asked) == 1 and first == second and f"status {status}" in str(first) and "no such thing" in str(first)
-
-
-def test_tries_are_bounded() -> None:
-    with FakeService(lambda asked, number: Reply(status=500, body="down")) as service:
-        (error,) = outcomes(scorer(service.url, retries=2), "a")
-        assert len(service.asked) == 3 and "replied with status 500" in str(error)
-
-
-def test_a_service_that_never_answers() -> None:
-    with FakeService(lambda asked, number: Reply(delay_seconds=30)) as service:
-        start = time.monotonic()
-        (error,) = outcomes(scorer(service.url, retries=1, timeout_seconds=0.2), "a")
-        assert time.monotonic() - start < 5 and "gave no reply within 0.2 seconds" in str(error)
-
-
-def test_nobody_there() -> None:
-    (error,) = outcomes(scorer("http://127.0.0.1:9", retries=1), "a")
-    assert "http://127.0.0.1:9 could not be asked: ConnectError" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("reply", "text"),
-    [
-        ({"rewards": [1.0]}, "1 scores came back for 2 rows"),
-        ({"rewards": [1.0, 2.0, 3.0]}, "3 scores came back for 2 rows"),
-        ({"rewards": 0.5}, "must be a list of 2 numbers, got float"),
-        ({"reward": [1, 2]}, "no field `rewards`; it has: reward"),
-        ("fine", "must be a list of 2 numbers, got str"),
-    ],
-)
-def test_replies_of_another_form_are_errors_of_all_rows(reply: Any, text: str) -> None:
-    with FakeService(lambda asked, number: reply) as service:
-        found = outcomes(scorer(service.url), "a", "b")
-        assert all(text in str(one) for one in found) and len(service.asked) == 1
-
-
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "null", "true", '"0.5"', "[1, 2]", "{}", "1e999"])
-def test_values_that_are_no_number_are_errors_of_their_row(value: str) -> None:
-    with FakeService(lambda asked, number: Reply(body=f'{{"rewards": [0.0, {value}]}}'.encode())) as service:
-        good, bad = outcomes(scorer(service.url), "a", "b")
-        assert good == 0.0 and "is no finite number" in str(bad)
-
-
 def test_columns_of_one_number() -> None:
-    assert scores({"rewards": [[1.0], [2]]}, "rewards", 2) == [1.0, 2.0]
+    assert verdicts({"rewards": [[1.0], [2]]}, "rewards", 2) == [Verdict(value=1.0), Verdict(value=2.0)]
 
 
 def test_headers_come_from_the_environment_and_are_never_shown() -> None:
@@ -185,9 +130,9 @@ def test_starts_a_minute() -> None:
     now[0] = 10.0
     assert pace.pause() == 0.0 and Pace(None).pause() == 0.0
     with FakeService(lambda asked, number: [1.0]) as service:
-        assert outcomes(scorer(service.url, size=1, per_minute=1200.0), *"abcde") == [1.0] * 5
-        times = sorted(one.time for one in service.asked)
-        assert times[-1] - times[0] > 0.15  # 4 x 0.05
+        made, start = scorer(service.url, size=1, per_minute=1200.0), time.monotonic()
+        assert outcomes(made, *"abcde") == [1.0] * 5
+        assert time.monotonic() - start >= 0.2  # 4 x 0.05
 
 
 def test_closing_ends_what_is_under_way() -> None:
@@ -200,3 +145,26 @@ def test_closing_ends_what_is_under_way() -> None:
         assert isinstance(future.exception(timeout=5), ServiceError)
 
 
+def test_what_a_service_says_beside_its_scores() -> None:
+    """One value a row, or one of all rows; numbers as floats; what cannot be given to rows says why, and no score is lost by it."""
+    logs = {
+        "length": [3, None], "column": [[0.5], [1]], "model": "rm-2", "version": 7, "short": [1.0],
+        "odd": [math.nan, {"a": 1}], "flag": [True, 10**400],
+    }  # fmt: skip
+    first, second = extras_of_rows(logs, 2)
+    both = {"model": "rm-2", "version": 7.0, "short": "1 values came back for 2 rows"}
+    assert first == {"length": 3.0, "column": 0.5, **both, "odd": "nan", "flag": True}
+    assert second == {"column": 1.0, **both, "odd": "{'a': 1}", "flag": str(10**400)}
+    assert extras_of_rows(None, 2) == [{}, {}] and extras_of_rows([1], 1) == [{"extra_logs": "no mapping of names, but list"}]
+    reply = {"rewards": [1.0, None], "extra_logs": {"length": [3, 4]}}
+    good, bad = verdicts(reply, "rewards", 2)
+    assert good == Verdict(value=1.0, extra={"length": 3.0}) and isinstance(bad, ServiceError)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3)
+       | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=10), st.integers(1, 3))  # fmt: skip
+def test_whatever_is_said_beside_them_the_scores_stay_and_a_number_is_finite(logs: Any, rows: int) -> None:
+    found = verdicts({"rewards": [0.5] * rows, "extra_logs": logs}, "rewards", rows)
+    for verdict in found:
+        assert isinstance(verdict, Verdict) and verdict.value == 0.5
+        json.dumps(verdict.extra, allow_nan=False)

@@ -19,12 +19,16 @@ from rftcli.errors import ResumeError, RftError
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan, plan_from_json, plan_hash
+from rftcli.plan.plan_sampling import PartialPlan
 from rftcli.protocols import StepOutcome, Weights
 from rftcli.recipe.load import load_text
 from rftcli.runtime.checkpoint import UNFINISHED, read_progress, restore, save
 from rftcli.runtime.retention import prune
 from rftcli.runtime.rundir import COMMITTED, RunDir, commit_text, step_name
 from rftcli.runtime.world import SoloWorld
+from rftcli.stages.outcomes import Ask
+from rftcli.stages.partial import Held, Kept, Piece
+from rftcli.types import FinishReason, TokenTrace
 
 MINIMAL = """\
 models: {policy: {path: org/model}}
@@ -118,7 +122,7 @@ def run(tmp_path: Path) -> RunDir:
 
 def write(
     run: RunDir, step: int, plan: Plan, learner: Weight, *, keep: int = 10, world: Any = None, export: Callable[[Path], None] | None = None,
-    position: Position | None = None, sources: tuple[Path, ...] = (),
+    position: Any = None, sources: tuple[Path, ...] = (),
 ) -> Path:  # fmt: skip
     world = world or SoloWorld()
 
@@ -302,6 +306,34 @@ def test_several_ranks_write_one_checkpoint(run: RunDir, plan: Plan) -> None:
         values[world.rank] = float(learner.value[0])
 
     assert ends_on_ranks(3, back) == [None] * 3 and values == {0: 0.0, 1: 1.0, 2: 2.0}
+
+
+def test_what_every_rank_keeps_for_itself_comes_back_to_it(run: RunDir, plan: Plan) -> None:
+    """Answers that wait: rank r has r of them. All are in the one file, and each rank gets its own."""
+    plan = replace(plan, world=replace(plan.world, ranks=3))
+
+    def kept_by(world: Any) -> Kept:
+        return Kept(PartialPlan(budget_tokens=2, max_version_lag=1), world, updates=1, newest=lambda: 3, data="rows")
+
+    def waiting(rank: int) -> list[Held]:
+        trace = TokenTrace(ids=(5, 6), logprobs=(-0.1, -0.25), segments=((0, 2), (1, 3)))
+        piece = Piece(sample=0, text="a", text_with_special="a<e>", trace=trace, finish=FinishReason.LENGTH, policy_version=3)
+        return [Held(ask=Ask(draw=10 * rank + number, turn=number), pieces=(piece,)) for number in range(rank)]
+
+    def there(world: ThreadWorld) -> None:
+        kept = kept_by(world)
+        kept.keep(waiting(world.rank))
+        write(run, 5, plan, Weight(world, 1.0), world=world, position=kept)
+
+    found: dict[int, list[Held]] = {}
+
+    def back(world: ThreadWorld) -> None:
+        learner, kept = Weight(world, 9.0), kept_by(world)
+        restore(run.checkpoints / "step_000005", learner=learner, registry={"learner": learner, "source": kept}, world=world)
+        found[world.rank] = kept.held
+
+    assert ends_on_ranks(3, there) == [None] * 3 and ends_on_ranks(3, back) == [None] * 3
+    assert found == {rank: waiting(rank) for rank in range(3)}
 
 
 def test_a_step_that_is_done_again_replaces_its_checkpoint_only_when_whole(run: RunDir, plan: Plan) -> None:

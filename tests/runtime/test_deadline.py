@@ -104,3 +104,30 @@ def test_where_a_deadline_is_announced() -> None:
     for text in ("tomorrow", "nan", "inf"):
         with pytest.raises(UsageError, match="RFT_DEADLINE"):
             announced({"RFT_DEADLINE": text})
+
+
+def test_a_checkpoint_behind_a_step_is_expected_to_be_as_long_again_and_makes_no_step_shorter() -> None:
+    clock = Clock()
+    made = limits(clock, deadline=1000.0 + 200.0)
+    made.step_over(None)
+    made.copied()
+    clock.now += 30.0
+    made.saved(30.0, behind=True)  # committed in the middle of a step of 40 s
+    clock.now += 10.0
+    # 1040 + 40 (one more step, timed whole) + 30 (its checkpoint) + 60 (margin) < 1200
+    assert made.step_over(None) == GO_ON
+    clock.now += 40.0
+    assert made.step_over(None) == Boundary(save=True, stop="deadline")  # 1080 + 40 + 30 + 60
+
+
+def test_minutes_between_checkpoints_are_counted_from_the_copy() -> None:
+    clock = Clock()
+    made = limits(clock, replace(PLAN, every_minutes=1.0, before_deadline=False))
+    clock.now += 60.0
+    assert made.step_over(None).save
+    made.copied()
+    clock.now += 50.0
+    made.saved(50.0, behind=True)
+    assert made.step_over(None) == GO_ON
+    clock.now += 10.0
+    assert made.step_over(None).save

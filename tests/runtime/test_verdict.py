@@ -188,3 +188,37 @@ def test_a_pid_of_another_host_is_no_process_here(running: RunDir) -> None:
     assert not attempt_lives(running.attempt(1))
     beating(running, host=this_host(), age_seconds=1000.0)
     assert attempt_lives(running.attempt(1))
+
+
+TOO_LONG = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete")
+
+
+def said(attempt: AttemptDir, rank: int, *stages: str) -> None:
+    attempt.log(rank).write_text("".join(f"2026-01-01 00:00:00,000 rft: {stage}\n" for stage in stages) + "Warning: something else\n")
+
+
+def test_a_rank_that_hangs_is_named_with_its_stage(attempt: AttemptDir) -> None:
+    said(attempt, 0, "step 3: collect", "learn", "sync")
+    said(attempt, 1, "step 3: collect", "learn")
+    said(attempt, 2, "step 3: collect", "learn", "sync")
+    for rank in (0, 2):
+        record_failure(attempt, rank, TOO_LONG, "tb")
+    cause = first_cause(attempt, RankWatch(attempt, 3))
+    assert cause.startswith("waited longer than launch.timeout_minutes: rank 0 in `sync`, rank 2 in `sync`; what did not come: rank 1, last in `learn` (")
+    assert "rank_1.log" in cause and "hint: " in cause
+
+
+def test_ranks_that_wait_for_each_other(attempt: AttemptDir) -> None:
+    said(attempt, 0, "learn")
+    attempt.log(1).write_text("")
+    for rank in (0, 1):
+        record_failure(attempt, rank, TOO_LONG, "tb")
+    cause = first_cause(attempt, RankWatch(attempt, 2))
+    assert "waited for each other" in cause and "rank 0 in `learn`, rank 1 in its start" in cause
+
+
+def test_an_error_before_the_waiting_counts(attempt: AttemptDir) -> None:
+    record_failure(attempt, 1, ValueError("the reward broke"), "tb")
+    time.sleep(0.01)
+    record_failure(attempt, 0, TOO_LONG, "tb")
+    assert first_cause(attempt, RankWatch(attempt, 2)).startswith("rank 1: ValueError")

@@ -286,6 +286,11 @@ def test_distill_alone_and_added(made: SimpleNamespace, size: int) -> None:
             assert found.metrics["teacher_kl"] == pytest.approx(0.1)
             assert found.advantages == {(draw, 0): pytest.approx(sum(expected) / 3) for draw in range(2)}
     assert added[0].metrics["advantage_clip_fraction"] == 1.0 and "advantage_clip_fraction" not in alone[0].metrics
+    free = run(made, groups, teacher, "algorithm.advantage={kind: reinforce, clip: 0.995, distill_coefficient: 0.1}", size=size)
+    for item in everything(free)[::2]:  # the bound is that of the task's advantage alone, and the term is added once
+        assert item.advantages.tolist() == pytest.approx([0.995 + value for value in term], abs=1e-7)
+    unbounded = run(made, groups, teacher, "algorithm.advantage={kind: reinforce, distill_coefficient: 0.1}", size=size)
+    assert everything(unbounded)[0].advantages.tolist() == pytest.approx([1.0 + value for value in term], abs=1e-7)
 
 
 # A critic's value behind a cut

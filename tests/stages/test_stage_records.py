@@ -44,7 +44,8 @@ def test_nothing_scored_at_all(made: SimpleNamespace) -> None:
     ("rewards", "fraction"),
     [
         ({0: [1.0, 1.0], 1: [0.0, 1.0]}, 0.5),
-        ({0: [1.0], 1: [0.0]}, 1.0),
+        ({0: [1.0], 1: [0.0, 0.0]}, 1.0),
+        ({0: [1.0, None], 1: [0.0, None]}, 1.0),
         ({0: [0.1 + 0.2, 0.3]}, 1.0),  # rounding is no signal
         ({0: [1e6 + 0.5, 1e6]}, 1.0),  # below a millionth of its size
         ({0: [1e6 + 2, 1e6]}, 0.0),
@@ -55,6 +56,12 @@ def test_nothing_scored_at_all(made: SimpleNamespace) -> None:
 )
 def test_groups_without_signal(made: SimpleNamespace, rewards: dict[int, list[float]], fraction: float) -> None:
     assert reward_metrics(records_of(made.groups(rewards)))["zero_signal_fraction"] == fraction
+
+
+def test_one_completion_a_prompt_is_no_group(made: SimpleNamespace) -> None:
+    """Then there is no share of groups without signal: 100% would read like a fault."""
+    assert "zero_signal_fraction" not in reward_metrics(records_of(made.groups({0: [1.0], 1: [0.0]})))
+    assert "zero_signal_fraction" not in reward_metrics([])
 
 
 def test_the_rule_for_no_signal_is_the_estimators() -> None:
@@ -74,7 +81,8 @@ def test_the_fraction_agrees_with_the_advantages(made: SimpleNamespace, rewards:
     pairs = [(reward, draw) for draw, values in rewards.items() for reward in values if reward is not None]
     values, draws = torch.tensor([reward for reward, _ in pairs], dtype=torch.float64), torch.tensor([draw for _, draw in pairs], dtype=torch.int64)
     expected = estimator_groups.zero_signal_fraction(values, draws, len(rewards))
-    assert reward_metrics(records_of(made.groups(rewards)))["zero_signal_fraction"] == pytest.approx(expected)
+    found = reward_metrics(records_of(made.groups(rewards))).get("zero_signal_fraction")
+    assert found == (pytest.approx(expected) if any(len(values) > 1 for values in rewards.values()) else None)
 
 
 @settings(deadline=None)

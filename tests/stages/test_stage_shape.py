@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rftcli.algo.shaping import clipped, normalised, overlong_penalty, truncated_reward
 from rftcli.algo.stats import Moments
+from rftcli.engines.fake import FakeSampler
 from rftcli.observe.lessons import LessonState, lessons
 from rftcli.plan.plan import RewardPlan, ShapingPlan
 from rftcli.rewards.failures import count_failures
@@ -20,6 +21,7 @@ from rftcli.rewards.spec import CombineSpec, PartSpec
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages.collect import Collected
 from rftcli.stages.credit import step_advantages
+from rftcli.stages.evaluate import EvalSet, evaluate
 from rftcli.stages.held_out_metrics import _full_mark
 from rftcli.stages.records import records_of, reward_metrics, sample_line
 from rftcli.stages.shape import RunningNorm, penalised, shape
@@ -86,6 +88,11 @@ def test_the_order_of_everything(made: SimpleNamespace) -> None:
     assert metrics["shaped_reward_mean"] == pytest.approx((0.5 + expected[1] - 1.0) / 3)
 
 
+def test_bounds_are_those_of_what_was_normalised(made: SimpleNamespace) -> None:
+    """4 and 0 have the deviation 2: 4 becomes 2, which lies within [0, 3]; bounded first it would be 1.5."""
+    assert rewards_of(shaped(made.groups({0: [4.0, 0.0]}), running_norm="scale", clip=(0.0, 3.0))) == [2.0, 0.0]
+
+
 def test_running_moments_include_this_step_and_all_before(made: SimpleNamespace) -> None:
     running = RunningNorm()
     first = shaped(made.groups({0: [0.0, 1.0, 1.0, 0.0]}), running, running_norm="scale")
@@ -94,6 +101,23 @@ def test_running_moments_include_this_step_and_all_before(made: SimpleNamespace)
     second = shaped(made.groups({1: [0.0, 1.0, None]}), running, running_norm="full")
     assert running.moments.count == 6 and rewards_of(second) == pytest.approx([-1.0, 1.0, None])
     assert rewards_of(shaped(made.groups({0: [3.0, 3.0]}), running_norm="full")) == [3.0, 3.0]  # no deviation yet: as they are
+
+
+def test_evaluation_neither_moves_the_moments_nor_reads_them(made: SimpleNamespace) -> None:
+    """Fed 0, 1, 1, 0 in training; four held-out rewards of 10 would make it mean 5.25 and deviation 4.76, and be 19 as normalised ones."""
+    plan = made.plan("reward_shaping={running_norm: full, clip: [-1, 1]}", "rollout.engine=fake", "data.eval.held_out={path: held_out.jsonl}")
+    running = RunningNorm()
+    shape(collected(made.groups({0: [0.0, 1.0], 1: [1.0, 0.0]})), plan.shaping, running, SoloWorld())
+    engine = FakeSampler(lambda ids, skip_special_tokens=True: "a", vocab_size=9, eos_ids=(0,))
+    sets = [EvalSet(name="held_out", prompts=[made.prompt(row) for row in range(4)], samples_per_prompt=1)]
+    for step in range(1, 4):
+        found = evaluate(
+            sets, engine, made.Scores(lambda _: 10.0), plan, SoloWorld(), step=step, tick=lambda *_: None, write=lambda line: None
+        )
+        assert found["held_out"]["mean@1"]["value"] == 10.0
+        assert (running.moments.count, running.moments.mean, running.moments.population_std) == (4, 0.5, 0.5)
+    assert rewards_of(shaped(made.groups({2: [1.0, 0.0]}), running, running_norm="full")) == [1.0, -1.0]
+    assert running.moments.count == 6
 
 
 def test_moments_survive_a_resume_to_the_last_bit(made: SimpleNamespace) -> None:

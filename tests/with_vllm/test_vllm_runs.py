@@ -47,6 +47,18 @@ def test_a_run_goes_on_from_its_checkpoint(rft: Rft, tmp_path: Path) -> None:
     assert code == 0 and "held_out" in said, said
 
 
+def test_answers_go_on_under_newer_weights(rft: Rft, tmp_path: Path) -> None:
+    partial = ("rollout={partial: {budget_tokens: 8}, max_version_lag: 2}", "algorithm.loss.old=sampler", "train.steps=3")
+    code, said = rft("train", "quickstart", *SMALL, *(item for text in partial for item in ("--set", text)), "--run-dir", "out")
+    assert code == 0, said
+    found = steps(tmp_path / "out")
+    assert all(step["groups"] == 8 and step["version_lag"]["max"] <= 2 for step in found.values()) and found[3]["version_lag"]["max"] > 0
+    gaps = [step["sampler_logprob_gap"]["mean"] for step in found.values() if "sampler_logprob_gap" in step]
+    assert gaps and max(gaps) < 1e-5
+    lines = [json.loads(line) for step in found for line in (tmp_path / "out" / "samples" / f"step_00000{step}.jsonl").read_text().splitlines()]
+    assert any(len(line.get("segments", ())) > 1 for line in lines)
+
+
 def test_a_killed_run_goes_on(rft: Rft, tmp_path: Path, environment: dict[str, str]) -> None:
     """Every rank is killed in the middle of a step; nothing of the engine has to be saved."""
     command = [sys.executable, "-m", "rftcli", "train", "quickstart", *SMALL, "--set", "train.steps=6", "--run-dir", "out"]

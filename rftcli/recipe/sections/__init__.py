@@ -27,7 +27,7 @@ from rftcli.recipe.sections.sglang import SglangEngine
 from rftcli.recipe.sections.supervised import Supervised, SupervisedColumns, SupervisedSource
 from rftcli.recipe.sections.teacher import TeacherModel
 from rftcli.recipe.sections.train import Batch, DeepSpeed, NonFinite, Offload, Optimizer, Precision, Train
-from rftcli.recipe.sections.vllm import VllmEngine
+from rftcli.recipe.sections.vllm import VllmEngine, VllmServer, VllmStart
 
 
 class Recipe(Section):
@@ -125,5 +125,7 @@ __all__ = [
     "Train",
     "TrainSource",
     "VllmEngine",
+    "VllmServer",
+    "VllmStart",
     "Wandb",
 ]

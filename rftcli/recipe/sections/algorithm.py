@@ -7,6 +7,9 @@ from pydantic import Field
 from rftcli.recipe.sections.base import Options, Section, Target
 from rftcli.recipe.sections.loss import Loss
 
+GROUP_ESTIMATORS = frozenset({"grpo", "rloo", "reinforce_pp_baseline", "opo", "gpg", "grpo_passk", "gdpo", "cpgd"})
+"""Estimators that compare an answer with the others of its group: they need two samples, and a group without spread teaches nothing."""
+
 
 class Advantage(Section):
     """How rewards become advantages."""

@@ -22,5 +22,7 @@ class Profile(Section):
     """Traces of some steps, for a person who looks for lost time."""
 
     steps: tuple[Count, ...] = Field((), description="Steps that are traced; none switches the profiler off.")
-    tool: Literal["torch"] = Field("torch", description="What writes the trace: torch.profiler, as a Chrome trace in the attempt's `profile/`.")
+    tool: Literal["torch", "memory"] = Field(
+        "torch", description="What is written to the attempt's `profile/`: a Chrome trace of time, or every allocation of GPU memory with its stack."
+    )
     ranks: Literal["first", "all"] = Field("first", description="Whose steps are traced: rank 0's, or every rank's.")

@@ -17,7 +17,7 @@ NAMED_OPTIONS: dict[str, tuple[str, ...]] = {
 LOSS_OPTIONS: dict[str, dict[str, Any]] = {
     **{kind: {} for kind in ("ppo_clip", "rloo_sequence", "gspo", "gmpo", "cispo", "python")},
     "sapo": {"tau_positive": 1.0, "tau_negative": 1.05},
-    "cpg": {"drift": 0.0},
+    "cpg": {"drift": 0.0, "drift_bound": None},
     "clip_cov": {"share": 2e-4, "low": 1.0, "high": 5.0},
     "kl_cov": {"share": 2e-3, "beta": 1.0},
     "reinforce": {"importance_weight": False},

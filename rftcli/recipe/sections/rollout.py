@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, NonNegative, Options, Section, Share, Text
-from rftcli.recipe.sections.sampling import Dynamic, Keep, LabelSampling, OverSample, Replay
+from rftcli.recipe.sections.sampling import Dynamic, Keep, LabelSampling, OverSample, Partial, Replay
 from rftcli.recipe.sections.sglang import SglangEngine
 from rftcli.recipe.sections.vllm import VllmEngine
 
@@ -80,6 +80,10 @@ class Rollout(Section):
     by_label: dict[Text, LabelSampling] = Field(default_factory=dict, description="Label of a row to how its completions are sampled in training.")
     dynamic: Dynamic | None = Field(None, description="Replaces groups without signal by fresh prompts, within a step.")
     over_sample: OverSample | None = Field(None, description="Samples more prompts than a step needs and drops those with the longest answers.")
+    partial: Partial | None = Field(None, description="Keeps unfinished answers for the next step, which goes on with them first.")
+    max_version_lag: NonNegative = Field(
+        0, description="Updates that a trained token may be older than the policy, with `partial`; 0: every token comes from the newest weights."
+    )
     keep: Keep | None = Field(None, description="Trains on the best and worst completions of a prompt alone.")
     replay: Replay | None = Field(None, description="Brings prompts without signal back in later steps.")
     hf: HfEngine = Field(default_factory=HfEngine, description="Settings of the `hf` engine.")

@@ -73,6 +73,9 @@ class Checkpoint(Section):
     max_gib: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Size of all checkpoints above which the oldest go; the newest and the best stay whatever their size."
     )
+    background: Literal["auto"] | bool = Field(
+        "auto", description="Whether a checkpoint is copied and written while the next steps run; `auto` where host memory holds the copy."
+    )
     trainer_state: bool = Field(True, description="Whether a checkpoint holds the optimizer; without it a run cannot go on as it was.")
     save_hf: bool = Field(True, description="Whether a checkpoint holds the policy in the form that `from_pretrained` loads.")
 

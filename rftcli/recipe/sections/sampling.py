@@ -45,6 +45,15 @@ class OverSample(Section):
     slice_tokens: Count = Field(256, description="Tokens that all answers grow by before whole groups are counted; more is stopped later.")
 
 
+class Partial(Section):
+    """Partial rollouts: what a step does not finish goes on in the next one, under newer weights."""
+
+    budget_tokens: Count | None = Field(
+        None,
+        description="Tokens that an answer grows by in a step before its place goes to another one; null: only `over_sample` ends a step early.",
+    )
+
+
 class Keep(Section):
     """Best-of-n filtering: of the sampled completions of a prompt, which ones are trained on."""
 

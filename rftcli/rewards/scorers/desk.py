@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, Protocol, TypeVar
 
 from rftcli.rewards.scorers.cache import Cache
+from rftcli.rewards.scorers.verdict import Verdict
 from rftcli.rewards.scorers.view import View, view_of
 from rftcli.types import Completion
 
@@ -26,7 +27,8 @@ class Remote(Protocol):
 
     def key(self, view: View) -> str: ...
 
-    def submit(self, view: View) -> Future[float]: ...
+    def submit(self, view: View) -> Future[Any]:
+        """A Verdict, or a bare number where nothing else is said."""
 
     def flush(self) -> None:
         """No more rows come in this round."""
@@ -56,25 +58,25 @@ class Desk:
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = frozenset(names)
         self._lock = threading.RLock()  # an answer that is there at once comes back while the question is put
-        self._asked: dict[tuple[str, str], Future[float]] = {}
+        self._asked: dict[tuple[str, str], Future[Verdict]] = {}
         self._closed = False
         self.fill({})
 
     def fill(self, scorers: Mapping[str, Remote | Local], caches: Mapping[str, Cache] | None = None, front: str = "") -> None:
         """`front`: what the policy's tokenizer puts in front of a text."""
         self._scorers, self._caches, self._front = dict(scorers), dict(caches or {}), front
-        self._waiting: dict[str, list[tuple[View, Future[float]]]] = {name: [] for name, scorer in self._scorers.items() if not scorer.remote}
+        self._waiting: dict[str, list[tuple[View, Future[Verdict]]]] = {name: [] for name, scorer in self._scorers.items() if not scorer.remote}
 
     def knows(self, name: str) -> bool:
         return name in self._names
 
-    def ask(self, name: str, completion: Completion, text: str) -> Future[float]:
-        """The score of a text, or what went wrong, some time before `flush` returns; the same question gets the same answer."""
+    def ask(self, name: str, completion: Completion, text: str) -> Future[Verdict]:
+        """What is said of a text, or what went wrong, some time before `flush` returns; the same question gets the same answer."""
         scorer, view = self._scorers[name], view_of(completion, text, self._front)
         try:
             key = scorer.key(view)
         except ValueError as error:
-            failed: Future[float] = Future()
+            failed: Future[Verdict] = Future()
             failed.set_exception(error)
             return failed
         with self._lock:
@@ -84,8 +86,8 @@ class Desk:
             future = self._asked[name, key] = self._ask(name, key, view)
         return future
 
-    def _ask(self, name: str, key: str, view: View) -> Future[float]:
-        future: Future[float] = Future()
+    def _ask(self, name: str, key: str, view: View) -> Future[Verdict]:
+        future: Future[Verdict] = Future()
         cache = self._caches.get(name)
         kept = None if cache is None else cache.get(key)
         if kept is not None:
@@ -127,22 +129,24 @@ class Desk:
             for scorer in self._scorers.values():
                 scorer.close()
 
-    def _keep(self, cache: Cache, key: str, done: Future[float]) -> None:
+    def _keep(self, cache: Cache, key: str, done: Future[Verdict]) -> None:
         if done.exception() is None:
             with self._lock:
                 cache.put(key, done.result())
 
 
-def _settle(future: Future[float], value: float | BaseException) -> None:
-    if isinstance(value, BaseException):
-        future.set_exception(value)
-    elif not math.isfinite(value):
-        future.set_exception(ValueError(f"the score is {value}, expected a finite number"))
+def _settle(future: Future[Verdict], said: Verdict | float | BaseException) -> None:
+    if isinstance(said, BaseException):
+        future.set_exception(said)
+        return
+    verdict = said if isinstance(said, Verdict) else Verdict(value=said)
+    if not math.isfinite(verdict.value):
+        future.set_exception(ValueError(f"the score is {verdict.value}, expected a finite number"))
     else:
-        future.set_result(value)
+        future.set_result(verdict)
 
 
-def _hand_on(done: Future[float], future: Future[float]) -> None:
+def _hand_on(done: Future[Any], future: Future[Verdict]) -> None:
     if done.cancelled():
         future.set_exception(RuntimeError("the scorer was closed"))
     else:

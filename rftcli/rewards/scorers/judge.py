@@ -64,8 +64,8 @@ class ServerJudge:
         try:
             if self._read.token is not None:
                 return share(self._read, self._probabilities(choices[0]), complete=False)
-            return fmean(read_reply(self._read, self._text(choice)) for choice in choices)
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            return fmean(read_reply(self._read, self._text(choice), cut=choice.get("finish_reason") == "length") for choice in choices)
+        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise ServiceError(f"the judge's server replied in another form: {type(error).__name__}: {error}") from error
 
     def _text(self, choice: Mapping[str, Any]) -> str:

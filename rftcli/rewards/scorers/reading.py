@@ -18,15 +18,25 @@ LONGEST_REPLY = 100_000
 """Characters; only the end of a longer one is looked at."""
 PATTERN_SECONDS = 2.0
 SHOWN = 160
+GOES_ON = ("0", ".5")
+"""How a reply that was cut could have gone on: a score that one of these would change was not said to its end."""
 UNSEEN_SHARE = 0.01
 """A word that a server does not list counts as 0 where what it lists last is below this share of what was found."""
 
 
-def read_reply(read: ReadSpec, reply: str) -> float:
-    """ValueError, with the reply, where there is no number."""
+def read_reply(read: ReadSpec, reply: str, *, cut: bool = False) -> float:
+    """ValueError, with the reply, where there is no number. `cut`: the reply ended at its longest, so its last number may be a piece of one."""
     text = reply[-LONGEST_REPLY:]
-    value = _by_pattern(read.regex, text) if read.regex is not None else _by_field(str(read.json), text)
+    if read.regex is None:
+        return finite(_by_field(str(read.json), text, cut), reply) * read.scale
+    value = _by_pattern(read.regex, text)
+    if cut and any(_by_pattern(read.regex, text + more) != value for more in GOES_ON):
+        raise _cut(text)
     return finite(value, reply) * read.scale
+
+
+def _cut(text: str) -> ValueError:
+    return ValueError(f"the judge's reply was cut at `max_new_tokens` before its score was whole: it replied {shown(text)}")
 
 
 def finite(value: Any, reply: str) -> float:
@@ -50,13 +60,15 @@ def _by_pattern(pattern: str, text: str) -> str:
     return found[-1].strip()
 
 
-def _by_field(path: str, text: str) -> Any:
+def _by_field(path: str, text: str, cut: bool) -> Any:
     """The field of the last JSON object of the text that has it."""
     decoder, at, found = json.JSONDecoder(), 0, []
     while (at := text.find("{", at)) >= 0:
         try:
             value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
+            if cut:  # what it would have said counts, and not what it said before
+                raise _cut(text) from None
             at += 1
             continue
         found.append(value)

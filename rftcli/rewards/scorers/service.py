@@ -1,17 +1,22 @@
 """Requests to reward services: several addresses, bounded tries with growing pauses, a limit a minute, one time limit a try.
 
 Tried again: no connection, a connection that was closed, a timeout, a reply that is no JSON, status 408, 429 and 5xx. Not: any other status, because
-the same request would be refused again. Leaves out what is asked and what a reply means (`http`, `judge`).
+the same request would be refused again, and a reply that is too long. Redirects are not followed: secrets in headers go to the address of the recipe
+alone. What a reply calls itself (`content-type`) does not matter. Leaves out what is asked and what a reply means (`http`, `judge`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any
 
 import httpx
@@ -48,7 +53,14 @@ class Service:
     """The addresses of one scorer. Any thread may call; `submit` runs up to `concurrency` requests side by side."""
 
     def __init__(
-        self, name: str, spec: ServiceSpec, *, ranks: int = 1, environ: Mapping[str, str] | None = None, first_pause: float = FIRST_PAUSE_SECONDS
+        self,
+        name: str,
+        spec: ServiceSpec,
+        *,
+        ranks: int = 1,
+        environ: Mapping[str, str] | None = None,
+        first_pause: float = FIRST_PAUSE_SECONDS,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         """UsageError for a header whose variable is not set. `ranks`: how many share `per_minute`."""
         self._name, self._spec = name, spec
@@ -56,10 +68,10 @@ class Service:
         self._secrets = sorted(headers.values(), key=len, reverse=True)
         self._threads = ThreadPoolExecutor(max_workers=spec.concurrency, thread_name_prefix=f"scorer-{name}")
         limits = httpx.Limits(max_connections=spec.concurrency, max_keepalive_connections=spec.concurrency)
-        self._client = httpx.Client(headers=headers, limits=limits, timeout=spec.timeout_seconds, follow_redirects=False)
+        self._client = httpx.Client(headers=headers, limits=limits, timeout=spec.timeout_seconds, follow_redirects=False, verify=_trusted())
         self._addresses = Addresses(spec.urls)
         self._pace = Pace(None if spec.per_minute is None else spec.per_minute / ranks)
-        self._first_pause = first_pause
+        self._first_pause, self._most_bytes = first_pause, most_bytes
         self._closed = threading.Event()
 
     def submit(self, body: Any, read: Callable[[Any], Any], suffix: str = "") -> Future[Any]:
@@ -100,6 +112,8 @@ class Service:
         try:
             status, headers, content = self._post(address + suffix, body)
             good = status < 500
+        except _TooLong as error:
+            raise ServiceError(f"{shown} replied with more than {self._most_bytes >> 20} MiB") from error
         except httpx.TimeoutException as error:
             raise TransientError(f"{shown} gave no reply within {self._spec.timeout_seconds:g} seconds") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
@@ -109,7 +123,8 @@ class Service:
         finally:
             self._addresses.give_back(address, good=good)
         if status != 200:
-            text = f"{shown} replied with status {status}: {self._clean(content.decode('utf-8', 'replace'))}"
+            target = f", sending us to {self._clean(headers['location'])}" if "location" in headers else ""
+            text = f"{shown} replied with status {status}{target}: {self._clean(content.decode('utf-8', 'replace'))}"
             if status in AGAIN or status >= 500:
                 raise TransientError(text, _seconds(headers.get("retry-after")))
             raise ServiceError(text)
@@ -123,18 +138,26 @@ class Service:
         end = time.monotonic() + self._spec.timeout_seconds
         found = bytearray()
         with self._client.stream("POST", url, json=body) as response:
+            if _whole_number(response.headers.get("content-length")) > self._most_bytes:
+                raise _TooLong
             for piece in response.iter_bytes():
                 found += piece
                 if time.monotonic() > end:
                     raise httpx.ReadTimeout("the reply trickles")
-                if len(found) > MOST_BYTES:
-                    raise httpx.ReadError(f"the reply is longer than {MOST_BYTES >> 20} MiB")
+                if len(found) > self._most_bytes:
+                    raise _TooLong
             return response.status_code, response.headers, bytes(found)
 
     def _clean(self, text: str) -> str:
         """One short line without the values of headers."""
         line = " ".join(redacted_text(text, [value for value in self._secrets if value]).split())
         return line if len(line) <= SHOWN else line[:SHOWN] + "..."
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Certificates, read once for all scorers."""
+    return httpx.create_ssl_context()
 
 
 class Addresses:
@@ -186,9 +209,21 @@ def header_values(name: str, spec: ServiceSpec, environ: Mapping[str, str]) -> d
     return {header: environ[variable] for header, variable in spec.headers_env.items()}
 
 
+class _TooLong(Exception):
+    """A reply of more bytes than are read."""
+
+
+def _whole_number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
 def _seconds(text: str | None) -> float:
-    """`Retry-After` in seconds; its other form, a date, is left to our own pauses."""
+    """`Retry-After` in seconds from now, in both of its forms (RFC 9110, 10.2.3); 0 for what is neither."""
     try:
-        return max(0.0, float(text or 0.0))
+        seconds = float(text or 0.0)
     except ValueError:
-        return 0.0
+        try:
+            seconds = parsedate_to_datetime(str(text)).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0

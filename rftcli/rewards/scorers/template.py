@@ -6,19 +6,22 @@ run, because an undefined name would silently be empty.
 
 from __future__ import annotations
 
-from typing import Any
-
-from jinja2 import StrictUndefined, Template, TemplateError, meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING, Any
 
 from rftcli.errors import UsageError
 from rftcli.rewards.scorers.view import View
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 VARIABLES = ("prompt", "messages", "completion", "reference", "label", "columns")
 
 
 def judge_template(text: str) -> Template:
     """UsageError for what is no template, reads a name that no completion has, or does not read the completion."""
+    from jinja2 import StrictUndefined, TemplateError, meta  # recipes without a judge need not wait for it
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, autoescape=False)
     try:
         read = meta.find_undeclared_variables(environment.parse(text))

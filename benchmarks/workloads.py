@@ -1,0 +1,118 @@
+"""What `python -m benchmarks.against` measures: sizes, and the model, tokenizer, prompts and reward that every side gets, made from a seed.
+
+Prompts are words `w17 w4 ...`, one token each, so lengths are exact; the reward is the share of even words of an answer, so that no group is without
+signal. Weights are random in a published shape, or a model's own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FIRST_WORD = 3
+"""Ids below are padding, end and unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """`steps` counted after `warm_up`; `micro_batch`: rows that go through the model at once when learning, on every side that is tuned."""
+
+    what: str
+    shape: str | None = None
+    model: str | None = None
+    prompts: int
+    samples: int
+    prompt_tokens: int
+    new_tokens: int
+    warm_up: int = 1
+    steps: int
+    dtype: str = "float32"
+    micro_batch: int
+    engine: str = "hf"
+    lr: float = 1e-6
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.samples
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    },
+    "small": {
+        "model_type": "llama", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4,
+    },
+    "smollm2": {
+        "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True,
+    },
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+    "qwen2.5-1.5b": {
+        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+        "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+GPU = {"dtype": "bfloat16", "engine": "vllm", "steps": 3, "micro_batch": 32}
+# To add one: a row.
+WORKLOADS: dict[str, Workload] = {
+    "c1": Workload(what="tiny, CPU", shape="tiny", prompts=8, samples=4, prompt_tokens=32, new_tokens=64, warm_up=2, steps=10, micro_batch=32),
+    "c2": Workload(what="small, CPU", shape="small", prompts=8, samples=4, prompt_tokens=32, new_tokens=64, warm_up=2, steps=6, micro_batch=32),
+    "c3": Workload(what="SmolLM2's shape, CPU", shape="smollm2", prompts=2, samples=4, prompt_tokens=32, new_tokens=32, steps=3, micro_batch=8),
+    "c3-bf16": Workload(
+        what="SmolLM2's shape, CPU, bfloat16", shape="smollm2", prompts=2, samples=4, prompt_tokens=32, new_tokens=32, steps=3, micro_batch=8,
+        dtype="bfloat16",
+    ),
+    "cmp-0.5b": Workload(what="Qwen2.5-0.5B's shape", shape="qwen2.5-0.5b", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
+    "cmp-1.5b": Workload(what="Qwen2.5-1.5B's shape", shape="qwen2.5-1.5b", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
+    "cmp-smollm2": Workload(what="SmolLM2's shape", shape="smollm2", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
+    "std-0.5b": Workload(what="W-std, 0.5B", shape="qwen2.5-0.5b", prompts=128, samples=8, prompt_tokens=256, new_tokens=1024, **GPU),
+    "std-1.5b": Workload(what="W-std, 1.5B", shape="qwen2.5-1.5b", prompts=128, samples=8, prompt_tokens=256, new_tokens=1024, **GPU),
+}  # fmt: skip
+
+
+def prepare(workload: Workload, folder: Path) -> tuple[Path, Path]:
+    """(folder of the model with its tokenizer, JSONL file of prompts), the same for every side. Made where they are not there yet."""
+    model, prompts = folder / "model", folder / "prompts.jsonl"
+    if not model.is_dir():
+        _save_model(workload, model)
+    if not prompts.is_file():
+        draw = random.Random(0)
+        vocabulary = SHAPES[workload.shape]["vocab_size"] if workload.shape else 512
+        rows = [
+            " ".join(f"w{draw.randrange(FIRST_WORD, vocabulary)}" for _ in range(workload.prompt_tokens))
+            for _ in range(workload.prompts * (workload.warm_up + workload.steps))
+        ]
+        prompts.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows), encoding="utf-8")
+    return model, prompts
+
+
+def _save_model(workload: Workload, folder: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    assert workload.shape is not None
+    shape = dict(SHAPES[workload.shape])
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(shape.pop("model_type"), **shape, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, workload.dtype)).save_pretrained(folder)
+    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{number}": number for number in range(FIRST_WORD, config.vocab_size)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
+
+
+def even_share(completion: str) -> float:
+    """The reward: how many of the words are even."""
+    numbers = [int(word[1:]) for word in completion.split() if word[:1] == "w" and word[1:].isdigit()]
+    return sum(number % 2 == 0 for number in numbers) / len(numbers) if numbers else 0.0

@@ -1,0 +1,100 @@
+"""Where a vLLM engine runs, and how servers apart from the ranks are found, started and given weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rftcli.plan import memory
+from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.facts import Facts
+from rftcli.plan.plan import WorldPlan
+from rftcli.plan.plan_engine import ServerPlan, StartPlan, VllmPlan
+
+if TYPE_CHECKING:
+    from rftcli.recipe.sections import Recipe
+
+SERVER_SHARE = 0.9
+"""Of its GPUs' memory for a server that the run starts: it has them alone."""
+CPU_CACHE_SHARE = 0.25
+"""Of the machine's memory, at most, for the caches of servers on a CPU."""
+
+
+def process_of(recipe: Recipe) -> str:
+    """inside, beside or server."""
+    section = recipe.rollout.vllm
+    if section.server is not None:
+        return "server"
+    return "inside" if section.process == "auto" else section.process
+
+
+def needs_vllm_here(recipe: Recipe) -> bool:
+    """Must the ranks' own Python have vLLM? Not where servers run already, or are started by a command of the recipe."""
+    server = recipe.rollout.vllm.server
+    if server is None:
+        return recipe.rollout.engine == "vllm"
+    return recipe.rollout.engine in ("auto", "vllm") and server.start is not None and not server.start.command
+
+
+def server_plan(recipe: Recipe) -> ServerPlan | None:
+    section = recipe.rollout.vllm.server
+    if section is None:
+        return None
+    start = section.start
+    return ServerPlan(
+        urls=tuple(url.rstrip("/") for url in section.urls),
+        start=None if start is None else StartPlan(servers=start.servers, gpus=tuple(start.gpus), command=tuple(start.command)),
+        weights=section.weights,
+        folder=section.folder,
+        timeout_seconds=section.timeout_seconds,
+        ready_seconds=section.ready_seconds,
+        retries=section.retries,
+        headers_env=dict(section.headers_env),
+    )
+
+
+def apart(vllm: VllmPlan, recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[PlanProblem], notes: list[str]) -> VllmPlan:
+    """The plan of servers that share no device with the training: it need not be divided."""
+    server = vllm.server
+    assert server is not None
+    start = server.start
+    if start is None:
+        notes.append(f"rollout.vllm.server: {server.count} servers are looked at when the run starts; what they cannot do is an error then")
+        return replace(vllm, memory="the servers' own")
+    _check_gpus(start, recipe, facts, world, problems)
+    share = None if recipe.rollout.vllm.memory_share == "auto" else float(recipe.rollout.vllm.memory_share)
+    if start.gpus:
+        share = SERVER_SHARE if share is None else share
+        return replace(vllm, memory_share=share, memory=f"{share:.0%} of GPUs of their own")
+    most = (CPU_CACHE_SHARE if share is None else share) * facts.machine.memory_gib * memory.GIB / start.servers
+    return replace(vllm, memory_share=share, cache_bytes=int(most), memory=f"{most / memory.GIB:.2f} GiB of cache a server")
+
+
+def _check_gpus(start: StartPlan, recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[PlanProblem]) -> None:
+    path, each = "rollout.vllm.server.start.gpus", world.ranks // world.nodes
+    if not start.gpus:
+        if world.device == "cuda":
+            message, hint = "names no GPU, and the ranks train on GPUs", f"GPUs that no rank uses, such as [{each}], with `--gpus {each}`"
+            problems.append(PlanProblem(path=path, message=message, hint=hint))
+        return
+    if world.device != "cuda":
+        problems.append(PlanProblem(path=path, message="the ranks train on the CPU, and see no GPU", hint="leave it empty"))
+        return
+    taken, gone = [gpu for gpu in start.gpus if gpu < each], [gpu for gpu in start.gpus if gpu >= facts.machine.gpus]
+    if taken:
+        message = f"GPU {taken[0]} is a training rank's: ranks have the first {each} of a machine"
+        problems.append(PlanProblem(path=path, message=message, hint=f"`--gpus N` with N at most {min(start.gpus)}, or higher numbers"))
+    elif gone:
+        message = f"there is no GPU {gone[0]}: this machine has {facts.machine.gpus}, counted from 0"
+        problems.append(PlanProblem(path=path, message=message))
+
+
+def process_note(recipe: Recipe) -> str | None:
+    """Why the engine is where it is, if nobody said."""
+    section = recipe.rollout.vllm
+    if section.server is not None or section.process != "auto":
+        return None
+    return (
+        "rollout.vllm.process inside: weights are written in place; `beside` may sample faster with small models on a GPU, whose host is what they "
+        "wait for, and takes longer for new weights: measure it before you choose it"
+    )

@@ -1,0 +1,52 @@
+"""Runs one command and never outlives who asked for it: `python -m rftcli.runtime.engine_guard COMMAND...`
+
+The command gets a session of its own. It is ended, with everything that it has started, when this process is asked to end (SIGTERM), when its parent
+is gone, however that ended, or when the command itself ends. No torch: it has to be up before anything can go wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+LOOK_SECONDS = 0.3
+GRACE_SECONDS = 8.0
+"""For the command to end by itself after it was asked to."""
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """The command's exit code; -n for a signal n, as 128 + n."""
+    parent = os.getppid()
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: asked.append(number))
+
+    def die_with_guard() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_guard)
+    try:
+        while not asked and os.getppid() == parent:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return _code(child.wait(LOOK_SECONDS))
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return _code(child.wait(GRACE_SECONDS))
+        return 128 + signal.SIGKILL
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)  # what it has started outlives it otherwise
+        child.wait()
+
+
+def _code(returned: int) -> int:
+    return 128 - returned if returned < 0 else returned
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

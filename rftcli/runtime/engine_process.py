@@ -1,0 +1,128 @@
+"""vLLM servers that a rank starts: their command line, their environment, a port that nobody else takes, their log, their end.
+
+Leaves out what is said to them (`engines`), and which rank starts which (`vllm_apart`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rftcli.redact import redacted_text
+
+STOP_SECONDS = 15.0
+SHOWN = 300
+ELSEWHERE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What a rank is told of its place: an engine that read it would join the ranks."""
+ALWAYS = {"VLLM_SERVER_DEV_MODE": "1"}
+"""The endpoints that take weights and empty caches."""
+
+
+class HeldPort:
+    """A free port, kept from everybody else until `close`.
+
+    It is bound and never listened on. Afterwards its owner allows that it be bound again, which a server that is about to listen does; whoever looks
+    for any free port is not given this one.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.bind((host, 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.number = int(self._socket.getsockname()[1])
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class EngineProcess:
+    """One server under its guard. It ends with `stop`, or with this process, however that ends."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: HeldPort) -> None:
+        self.log, self._port = log, port
+        with log.open("ab") as file:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-m", "rftcli.runtime.engine_guard", *command],
+                env=dict(environment), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+            )  # fmt: skip
+
+    def last_words(self) -> str | None:
+        """How it ended and the line of its log that says most; None while it lives."""
+        code = self._guard.poll()
+        if code is None:
+            return None
+        how = f"signal {signal.Signals(code - 128).name}" if 128 < code < 128 + signal.NSIG else f"code {code}"
+        return f"it ended with {how}; {self.log} says: {telling_line(self.log)}"
+
+    def ask_to_end(self) -> None:
+        self._guard.terminate()
+
+    def stop(self) -> None:
+        """Its end, awaited."""
+        self.ask_to_end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(STOP_SECONDS)
+        if self._guard.poll() is None:
+            self._guard.kill()
+            self._guard.wait()
+        self._port.close()
+
+
+def telling_line(log: Path) -> str:
+    """The last line with an error, or the last one at all."""
+    try:
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    except OSError as error:
+        return f"nothing ({error.strerror})"
+    found = next((line for line in reversed(lines) if "Error" in line and "error_response" not in line), lines[-1] if lines else "nothing")
+    return redacted_text(found[-SHOWN:])
+
+
+def environment(base: Mapping[str, str], more: Mapping[str, str], devices: Sequence[str] | None, *, own: bool = True) -> dict[str, str]:
+    """Of a server: a rank's own, without its place among the ranks. `devices`: the GPUs that it sees; None: as the rank. Not `own`: it may be another
+    Python's, which has to find its own packages."""
+    found = {name: value for name, value in base.items() if name not in ELSEWHERE}
+    found |= {name: value for name, value in more.items() if name not in base} | ALWAYS
+    found.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # of engines inside a rank
+    if not own:
+        paths = [path for path in found.get("PYTHONPATH", "").split(os.pathsep) if path and not (Path(path) / "torch").is_dir()]
+        found["PYTHONPATH"] = os.pathsep.join(paths)
+    if devices is not None:
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    return found
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments of `vllm.LLM` as words of a command line; None is left out.
+
+    >>> flags({"max_num_seqs": 8, "enforce_eager": True, "enable_x": False, "compilation_config": {"mode": 3}, "seed": None})
+    ['--max-num-seqs', '8', '--enforce-eager', '--no-enable-x', '--compilation-config', '{"mode": 3}']
+    """
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, Mapping):
+            words += [f"--{flag}", json.dumps(dict(value))]
+        elif isinstance(value, (list, tuple)):
+            words += [f"--{flag}", *(json.dumps(one) if isinstance(one, Mapping) else str(one) for one in value)]
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+def own_devices(environ: Mapping[str, str], first: int, count: int) -> list[str]:
+    """Names of the `count` GPUs from the `first` that this process sees, as a process that sees others has to be told."""
+    listed = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return listed[first : first + count] if listed else [str(number) for number in range(first, first + count)]

@@ -1,0 +1,20 @@
+"""Packages that a recipe needs on the machine that runs it, beyond those that `rft` brings. Looked for without an import."""
+
+from __future__ import annotations
+
+from rftcli.errors import MachineError
+from rftcli.plan.compile_server import needs_vllm_here
+from rftcli.probe.machine import installed
+from rftcli.recipe.sections import Recipe
+
+
+def require_packages(recipe: Recipe) -> None:
+    """MachineError, with the command that installs it, for the first one that is missing."""
+    critic = recipe.models.critic
+    kinds = {recipe.train.optimizer.kind, *([] if critic is None else [critic.optimizer.kind])}
+    if "adamw_8bit" in kinds and not installed("bitsandbytes"):
+        raise MachineError("adamw_8bit needs the package `bitsandbytes`, which is not installed", hint="pip install 'rftcli[quantise]'")
+    for engine, needed in (("vllm", needs_vllm_here(recipe)), ("sglang", recipe.rollout.engine == "sglang")):
+        if needed and not installed(engine):
+            message = f"rollout.engine {engine} needs the package `{engine}`, which is not installed"
+            raise MachineError(message, hint=f"pip install 'rftcli[{engine}]'")

@@ -1,0 +1,317 @@
+"""vLLM engines in other processes than the ranks, from the plan: started or found, looked at, given a way for weights, joined to a sampler.
+
+A server named in the recipe is every rank's; rank 0 sends its weights. One that the run starts is rank 0's child. An engine beside its ranks is the
+child of the first of them, sees their devices, and takes weights from each. Leaves out how engines are spoken to (`engines`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rftcli.algo.keyed import key64
+from rftcli.engines.vllm_http import Server, Wire, is_local
+from rftcli.engines.vllm_offer import EXTENSION, check, look, wait_for
+from rftcli.engines.vllm_remote import RemoteVLLMSampler
+from rftcli.engines.vllm_send import FilesPush, GroupPush, Push, SocketPush
+from rftcli.engines.vllm_stream import SocketWay
+from rftcli.errors import MachineError, RftError, UsageError
+from rftcli.models.load import DTYPES
+from rftcli.plan.plan import Plan
+from rftcli.plan.plan_engine import ServerPlan, VllmPlan
+from rftcli.protocols import World
+from rftcli.runtime.emit import Emitter
+from rftcli.runtime.engine_process import EngineProcess, HeldPort, environment, flags, own_devices
+from rftcli.runtime.rundir import AttemptDir
+
+BESIDE_SECONDS = 600.0
+"""Time limit of an engine beside its rank, which the recipe does not name: to be ready, to take weights, to finish anything at all."""
+TOKEN_SECONDS = 0.1
+"""Added to it for every token of the longest sequence: a busy engine takes longer than most for one, and nothing may finish before."""
+OWN_COMMAND = (sys.executable, "-m", "rftcli.engines.vllm_serve")
+LEAST_FREE_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Of a rank among the engines."""
+
+    plan: Plan
+    world: World
+    device: torch.device
+    attempt: AttemptDir
+    emit: Emitter
+    folder: str
+    """What an engine reads its configuration from."""
+    own_command: tuple[str, ...] = OWN_COMMAND
+    """Starts an engine where the recipe names no command."""
+
+    @property
+    def vllm(self) -> VllmPlan:
+        assert self.plan.rollout.vllm is not None
+        return self.plan.rollout.vllm
+
+
+@dataclass(slots=True)
+class Engines:
+    """What a rank has found or started."""
+
+    wire: Wire
+    servers: list[Server]
+    leads: bool
+    """This rank speaks to them about weights."""
+    processes: list[EngineProcess] = field(default_factory=list)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.ask_to_end()  # all at once: each takes its time
+        for process in self.processes:
+            process.stop()
+
+
+def check_servers(plan: Plan, world: World) -> None:
+    """Servers that run already are looked at before any model is loaded. Collective; the errors are those of `make_apart`."""
+    vllm = plan.rollout.vllm
+    if vllm is None or vllm.server is None or vllm.server.start is not None:
+        return
+    server = vllm.server
+
+    def work() -> None:
+        if world.rank == 0:
+            wire = Wire(timeout_seconds=server.timeout_seconds, headers=_headers(server))
+            try:
+                for url in server.urls:
+                    one = Server(url=url)
+                    wait_for(wire, one, server.ready_seconds)
+                    look(wire, one)
+                    check(one, tokens=vllm.max_model_tokens, dtype=plan.policy.dtype, checked=vllm.check_weights)
+            finally:
+                wire.close()
+
+    _agreed(world, work)
+
+
+def make_apart(
+    place: Place, model: Any, tokenizer: Any, ends: Sequence[int], defaults: dict[str, str], newest: Callable[[], int] | None
+) -> RemoteVLLMSampler:
+    """The sampler of this rank, its engines ready and without weights yet. Collective. `defaults`: environment of a server unless it is set."""
+    vllm, plan, world = place.vllm, place.plan, place.world
+    run = world.gather(uuid.uuid4().hex)[0]
+    engines = _agreed(world, lambda: _begun(place, run, defaults))
+    try:
+        _told_where(place, engines)
+        told = _agreed(world, lambda: _looked_at(place, engines, run) if engines.leads else [])
+        told = _agreed(world, lambda: told or _looked_at(place, engines, run))  # who started a server knows first that it has ended
+        way = _agreed(world, lambda: _way(place, engines))
+    except BaseException:
+        engines.wire.close()
+        engines.stop()
+        raise
+    push = _joined(place, engines, way) if isinstance(way, SocketWay) else way
+    free = all(server.facts["free_seeds"] for server in engines.servers)
+    seeded = free if vllm.seeds == "auto" else vllm.seeds == "request"
+    for line in told:
+        place.emit.log(line)
+    seeds = "a seed for every completion" if seeded else "no seeds of completions: this engine would draw row by row with them"
+    place.emit.log(f"vllm: {seeds}; {vllm.memory}")
+    return RemoteVLLMSampler(
+        engines.wire, engines.servers, model, tokenizer, ends,
+        push=push, leads=engines.leads, run=run, world=place.world, seeded=seeded, at_once=vllm.max_sequences,
+        together=vllm.tensor_parallel if vllm.server is None else 1, sleep=vllm.sleep, check=vllm.check_weights, checkable=_checkable(engines),
+        dtype=DTYPES[plan.policy.dtype], newest=newest, on_close=engines.stop,
+    )  # fmt: skip
+
+
+def _agreed(world: World, work: Callable[[], Any]) -> Any:
+    """What `work` returns; its RftError on every rank alike. Collective; `work` itself speaks to no rank."""
+    found, problem = None, None
+    try:
+        found = work()
+    except RftError as error:
+        problem = error
+    failed = next((one for one in world.gather(problem and (type(problem), problem.message, problem.hint)) if one is not None), None)
+    if problem is not None:
+        raise problem
+    if failed is not None:
+        if isinstance(found, Engines):
+            found.wire.close()
+            found.stop()
+        raise failed[0](failed[1], hint=failed[2])
+    return found
+
+
+def _begun(place: Place, run: str, defaults: dict[str, str]) -> Engines:
+    """Connections, and the engines that fall to this rank, on their way."""
+    vllm, rank = place.vllm, place.world.rank
+    server = vllm.server
+    if server is None:
+        leads = rank % vllm.tensor_parallel == 0
+        own = [_start_beside(place, run, defaults)] if leads else []
+        return Engines(Wire(timeout_seconds=beside_seconds(vllm)), [one for one, _ in own], leads, [process for _, process in own])
+    wire = Wire(timeout_seconds=server.timeout_seconds, retries=server.retries, headers=_headers(server))
+    if server.start is None:
+        return Engines(wire, [Server(url=url) for url in server.urls], rank == 0)
+    own = [_start_apart(place, server, number, run, defaults) for number in range(server.start.servers)] if rank == 0 else []
+    return Engines(wire, [one for one, _ in own], rank == 0, [process for _, process in own])
+
+
+def beside_seconds(vllm: VllmPlan) -> float:
+    return BESIDE_SECONDS + TOKEN_SECONDS * vllm.max_model_tokens
+
+
+def _told_where(place: Place, engines: Engines) -> None:
+    """Ranks that have started nothing learn where their engines are. Collective."""
+    urls = place.world.gather([server.url for server in engines.servers])
+    first = 0 if place.vllm.server is not None else place.world.rank // place.vllm.tensor_parallel * place.vllm.tensor_parallel
+    if not engines.servers:
+        engines.servers += [Server(url=url) for url in urls[first]]
+
+
+def _looked_at(place: Place, engines: Engines, run: str) -> list[str]:
+    """Waits for this rank's servers and looks at them."""
+    vllm, told = place.vllm, []
+    seconds = beside_seconds(vllm) if vllm.server is None else vllm.server.ready_seconds
+    started = vllm.server is None or vllm.server.start is not None
+    for server in engines.servers:
+        wait_for(engines.wire, server, seconds)
+        told.append(look(engines.wire, server, wanted_name=served_name(run) if started else None))
+        check(server, tokens=vllm.max_model_tokens, dtype=place.plan.policy.dtype, checked=vllm.check_weights)
+    return told
+
+
+def _checkable(engines: Engines) -> bool:
+    return all(server.workers == 1 and server.facts["quantization"] is None for server in engines.servers)
+
+
+def _joined(place: Place, engines: Engines, way: SocketWay) -> SocketPush:
+    """With the sockets of all ranks of the engine. Collective."""
+    first = place.world.rank // place.vllm.tensor_parallel * place.vllm.tensor_parallel
+    sockets = place.world.gather(way.path)[first : first + place.vllm.tensor_parallel]
+    return SocketPush(engines.wire, engines.servers[0], way, sockets, leads=engines.leads)
+
+
+def _way(place: Place, engines: Engines) -> Push | SocketWay | None:
+    """How this rank hands weights over; None: it does not."""
+    server, device = place.vllm.server, place.device
+    if server is None:
+        return SocketWay(device, beside_seconds(place.vllm), lambda text: place.emit.warn("weights_through_memory", text))
+    if place.world.rank != 0:
+        return None
+    on_gpus = device.type == "cuda" and all(one.facts["device"] == "cuda" for one in engines.servers)
+    if server.weights == "nccl" and not on_gpus and (device.type == "cuda" or any(one.facts["device"] == "cuda" for one in engines.servers)):
+        raise UsageError("rollout.vllm.server.weights nccl needs GPUs on both sides, or on neither", hint="`files`, or `auto`")
+    if server.weights == "nccl" or (server.weights == "auto" and on_gpus):
+        try:
+            push = GroupPush(engines.wire, engines.servers, _this_host(engines.servers), device)
+        except RftError as error:
+            if server.weights == "nccl":
+                raise
+            place.emit.warn("weights_by_files", f"weights cannot be broadcast to the servers, they go by files: {error.message}")
+        else:
+            place.emit.log("vllm: weights are broadcast")
+            return push
+    folder = Path(server.folder) / place.attempt.run.path.name if server.folder is not None else place.attempt.path / "weights"
+    place.emit.log(f"vllm: weights go through {folder}")
+    return FilesPush(engines.wire, engines.servers, folder.absolute())
+
+
+def _this_host(servers: Sequence[Server]) -> str:
+    """The address by which the servers reach this machine."""
+    far = next((server.url for server in servers if not is_local(server.url)), None)
+    if far is None:
+        return "127.0.0.1"
+    return _address_towards(far.split("://", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0])
+
+
+def _address_towards(host: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # a datagram socket sends nothing here; it only picks the way
+        return str(probe.getsockname()[0])
+
+
+def _headers(server: ServerPlan) -> dict[str, str]:
+    missing = [name for name in server.headers_env.values() if not os.environ.get(name)]
+    if missing:
+        message = f"rollout.vllm.server.headers_env: the environment variable `{missing[0]}` is not set on the ranks"
+        raise MachineError(message, hint=f"export {missing[0]}=... before the run")
+    return {header: os.environ[name] for header, name in server.headers_env.items()}
+
+
+def served_name(run: str) -> str:
+    """The model's name at a server of this run: by it the run knows its own."""
+    return f"rft-{run[:12]}"
+
+
+# Starting
+
+
+def _start_apart(place: Place, server: ServerPlan, number: int, run: str, defaults: dict[str, str]) -> tuple[Server, EngineProcess]:
+    start, each = server.start, place.vllm.tensor_parallel
+    assert start is not None
+    devices = [str(gpu) for gpu in start.gpus[number * each : (number + 1) * each]] if start.gpus else None
+    several = place.plan.world.nodes > 1
+    host = socket.gethostname() if several else "127.0.0.1"
+    more = {} if place.vllm.memory_share is None else {"gpu_memory_utilization": place.vllm.memory_share}
+    log = place.attempt.logs / f"vllm_{number}.log"
+    command = start.command or place.own_command
+    env = environment(os.environ, defaults, devices, own=not start.command)
+    return _start(place, command, log, host, "0.0.0.0" if several else host, number, run, env, more)
+
+
+def _start_beside(place: Place, run: str, defaults: dict[str, str]) -> tuple[Server, EngineProcess]:
+    devices, more = None, {}
+    if place.device.type == "cuda":
+        devices = own_devices(os.environ, place.device.index or 0, place.vllm.tensor_parallel)
+        torch.cuda.empty_cache()  # vLLM looks at what is free
+        free, total = torch.cuda.mem_get_info(place.device)
+        share = min(place.vllm.memory_share or 1.0, int(free / total * 100) / 100 - LEAST_FREE_SHARE)
+        more["gpu_memory_utilization"] = max(LEAST_FREE_SHARE, share)
+    log = place.attempt.logs / f"vllm_rank_{place.world.rank}.log"
+    env = environment(os.environ, defaults, devices)
+    return _start(place, place.own_command, log, "127.0.0.1", "127.0.0.1", place.world.rank, run, env, more)
+
+
+def _start(
+    place: Place, command: Sequence[str], log: Path, host: str, bind: str, number: int, run: str, env: dict[str, str], more: dict[str, Any]
+) -> tuple[Server, EngineProcess]:
+    port = HeldPort(bind)
+    words = [*command, *serve_words(place, command == place.own_command, run, number, more), "--host", bind, "--port", str(port.number)]
+    process = EngineProcess(words, env, log, port)
+    return Server(url=f"http://{host}:{port.number}", last_words=process.last_words), process
+
+
+def serve_words(place: Place, own: bool, run: str, number: int, more: dict[str, Any]) -> list[str]:
+    """Arguments of `vllm serve`, but for where it listens. `own`: by `engines.vllm_serve`, which knows what this vLLM takes."""
+    plan, vllm = place.plan, place.vllm
+    arguments: dict[str, Any] = {
+        "served_model_name": served_name(run),
+        "worker_extension_cls": EXTENSION,
+        "load_format": "dummy",
+        "dtype": plan.policy.dtype,
+        "trust_remote_code": plan.policy.trust_remote_code or None,
+        "tensor_parallel_size": vllm.tensor_parallel,
+        "max_model_len": vllm.max_model_tokens,
+        "max_num_seqs": vllm.max_sequences,
+        "enable_prefix_caching": True,
+        "enforce_eager": None if vllm.graphs else True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "uvicorn_log_level": "warning",
+        "kv_cache_memory_bytes": vllm.cache_bytes,
+        "enable_sleep_mode": True if vllm.sleep else None,
+        "seed": key64("vllm server", plan.seed, place.attempt.number, number) % 2**31,
+        **more,
+        **vllm.options,
+    }
+    graphs = ["--graphs-up-to", str(vllm.max_sequences)] if own and vllm.graphs and "compilation_config" not in vllm.options else []
+    return [place.folder, *flags(arguments), *graphs]
+

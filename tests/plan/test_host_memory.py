@@ -1,0 +1,77 @@
+"""The host's memory beside GPUs, and where a checkpoint is written behind the next steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rftcli.plan.compile_host_memory import COPY, HOST_SHARE
+from rftcli.plan.facts import MachineFacts
+from rftcli.plan.memory import GIB
+from rftcli.plan.plan import Plan
+from rftcli.plan.show import plan_text
+
+Compiled = Callable[..., Plan]
+SEVEN = {
+    "parameters": 7_600_000_000, "layers": 28, "hidden": 3584, "vocabulary": 152064, "key_width": 512, "query_width": 3584, "inner": 18944,
+    "heads": 28, "max_positions": 32768,
+}  # fmt: skip
+
+
+def copy_gib(plan: Plan) -> float | None:
+    assert plan.memory is not None
+    rows = (*plan.memory.rows, *plan.memory.host)
+    return next((max(row.gib.values()) for row in rows if row.name == COPY), None)
+
+
+def test_a_copy_in_numbers(compiled: Compiled, gpus: MachineFacts) -> None:
+    plan = compiled("train.deepspeed.zero_stage=2", machine=gpus, ranks=8, **SEVEN)
+    # this rank's eighth of master weights and moments, the module's bfloat16 weights, and the policy once more
+    assert copy_gib(plan) == pytest.approx(7.6e9 * (12 / 8 + 2 + 2) / GIB)
+    assert plan.checkpoint.background and "host memory of a rank, GiB" in plan_text(plan) and COPY in plan_text(plan)
+    alone = compiled("train.deepspeed.zero_stage=2", "checkpoint.trainer_state=false", machine=gpus, ranks=8, **SEVEN)
+    assert copy_gib(alone) == pytest.approx(7.6e9 * 2 / GIB)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(32, 2000), st.integers(0, 2000))
+def test_it_is_written_behind_where_host_memory_allows(compiled: Compiled, gpus: MachineFacts, little: int, more: int) -> None:
+    small, large = (compiled(machine=replace(gpus, memory_gib=float(gib)), ranks=8, **SEVEN) for gib in (little, little + more))
+    assert small.checkpoint.background <= large.checkpoint.background
+    for gib, plan in ((little, small), (little + more, large)):
+        assert plan.memory is not None and (copy_gib(plan) is not None) is plan.checkpoint.background
+        held = 8 * sum(max(row.gib.values()) for row in plan.memory.host if row.name != COPY)
+        stage = plan.learner.zero_stage
+        copies = 7.6e9 * (12 + (2 if stage == 3 else 0) + (2 if stage < 3 else 0) + 2) / GIB  # of eight ranks, and what rank 0 keeps for all
+        assert plan.checkpoint.background is (held + copies <= HOST_SHARE * gib)
+        assert any(note.startswith(f"checkpoint.background {str(plan.checkpoint.background).lower()}: ") for note in plan.notes)
+
+
+def test_what_the_recipe_says_stays_and_is_warned_of(compiled: Compiled, gpus: MachineFacts) -> None:
+    small = replace(gpus, memory_gib=64.0)
+    assert not compiled(machine=small, ranks=8, **SEVEN).checkpoint.background
+    plan = compiled("checkpoint.background=true", machine=small, ranks=8, **SEVEN)
+    assert plan.checkpoint.background and any("run out of it while a checkpoint is written" in note for note in plan.notes)
+    assert not compiled("checkpoint.background=false", machine=gpus, ranks=8, **SEVEN).checkpoint.background
+    assert not compiled(machine=gpus).checkpoint.background  # nothing is known of the model's size
+
+
+def test_on_a_cpu_the_copy_lies_beside_everything_else(compiled: Compiled) -> None:
+    small = {"parameters": 134_500_000, "layers": 30, "hidden": 576, "vocabulary": 49152, "key_width": 192, "inner": 1536, "max_positions": 8192}
+    roomy = compiled("rollout.hf.batch_rows=8", machine=MachineFacts(cores=2, memory_gib=64.0), **small)
+    # float32: moments, weights, and the policy once more
+    assert roomy.checkpoint.background and copy_gib(roomy) == pytest.approx(134.5e6 * (8 + 4 + 4) / GIB)
+    assert roomy.memory is not None and not roomy.memory.host and roomy.memory.fits
+    assert not compiled("rollout.hf.batch_rows=8", machine=MachineFacts(cores=2, memory_gib=6.0), **small).checkpoint.background
+
+
+def test_what_waits_lies_on_the_host(compiled: Compiled, gpus: MachineFacts) -> None:
+    sets = ("algorithm.kl.coefficient=0.1", "models.reference.offload=true", "models.policy.ema={}", "train.offload.optimizer=cpu")
+    plan = compiled(*sets, machine=replace(gpus, memory_gib=4000.0), ranks=8, **SEVEN)
+    assert plan.memory is not None
+    assert {row.name for row in plan.memory.host} == {"process", "reference", "running mean", "optimizer", COPY}
+    assert "optimizer" not in {row.name for row in plan.memory.rows}

@@ -1,0 +1,166 @@
+"""Engines in other processes, from the plan: who starts them, who finds them, how weights go, and that all ranks hear of what went wrong.
+
+The servers are small ones, with real HTTP; as a command they are real processes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fake_vllm import TRAINED, FakeVLLM
+from rank_threads import ends_on_ranks, on_ranks
+from torch import nn
+
+from rftcli.errors import MachineError, RftError, UsageError
+from rftcli.plan.compile import compile_plan
+from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
+from rftcli.plan.plan import Plan
+from rftcli.recipe.load import load_text
+from rftcli.runtime import vllm_engine
+from rftcli.runtime.rundir import RunDir
+from rftcli.runtime.vllm_apart import Place, check_servers, make_apart, serve_words
+from rftcli.runtime.world import SoloWorld
+from rftcli.types import Prompt, Request, SamplingSettings
+
+RECIPE = """\
+models: {policy: {path: org/model}}
+data: {train: {path: train.jsonl}}
+rewards: {default: [{rule: exact}]}
+train: {steps: 1}
+batch: {prompts_per_step: 2}
+rollout: {engine: vllm, max_prompt_tokens: 30, max_new_tokens: 30}
+"""
+COMMAND = [sys.executable, str(Path(__file__).parents[1] / "fake_vllm_command.py")]
+
+
+def plan_of(*sets: str, ranks: int = 1) -> Plan:
+    facts = Facts(machine=MachineFacts(cores=1, memory_gib=1.0), model=ModelFacts(path="m"), ranks=ranks, train_rows=2)
+    return compile_plan(load_text(RECIPE, sets=list(sets), env={}).recipe, facts, name="n", search_path="/", policy_path="m")
+
+
+class Words:
+    """A tokenizer, as far as a rollout without words asks for one."""
+
+    def decode(self, ids, **_) -> str:
+        return " ".join(str(token) for token in ids)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """make(plan, world) -> the sampler of that rank, in a run directory of its own."""
+    (tmp_path / "told").mkdir()
+    monkeypatch.setenv("FAKE_VLLM_TOLD", str(tmp_path / "told"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    run = RunDir(tmp_path / "run")
+    run.create()
+    attempt = run.attempt(1)
+    attempt.create()
+    logged: list[str] = []
+
+    def make(plan: Plan, world, folder: str = "some/folder", device: str = "cpu"):
+        emit = SimpleNamespace(log=logged.append, warn=lambda code, text: logged.append(f"{code}: {text}"))
+        place = Place(
+            plan=plan, world=world, device=torch.device(device), attempt=attempt, emit=emit, folder=folder, own_command=tuple(COMMAND)
+        )  # fmt: skip
+        return make_apart(place, nn.Module(), Words(), (2,), vllm_engine.UNLESS_SET, None)
+
+    make.logged, make.attempt, make.told = logged, attempt, tmp_path / "told"
+    return make
+
+
+def sampled(sampler, world) -> list[tuple[int, tuple[int, ...]]]:
+    prompt = Prompt(draw=world.rank, row=0, row_id="t:0", source="t", label="l", text="", token_ids=(10,))
+    found = sampler.generate([Request(prompt=prompt, samples=(0, 1))], SamplingSettings(max_new_tokens=2, seed=0))
+    return sorted((one.policy_version, one.trace.ids) for one in found)
+
+
+@pytest.mark.parametrize("weights", ["auto", "nccl", "files"])
+def test_servers_that_run_already_serve_all_ranks_and_get_weights_from_one(made, weights: str) -> None:
+    with FakeVLLM(max_model_len=4096) as one, FakeVLLM(max_model_len=4096) as two:
+        plan = plan_of(f"rollout.vllm.server={{urls: ['{one.url}', '{two.url}'], weights: {weights}}}", ranks=2)
+
+        def work(world):
+            sampler = made(plan, world)
+            sampler.load(TRAINED.items(), 5)
+            found = sampled(sampler, world)
+            sampler.close()
+            return found
+
+        assert on_ranks(2, work) == [[(5, (11, 12))] * 2] * 2
+        assert [fake.calls.count("rft_take") for fake in (one, two)] == [1, 1] and [fake.calls.count("reset") for fake in (one, two)] == [1, 1]
+        assert torch.equal(two.model.norm, TRAINED["norm"]) and [len(fake.asked) for fake in (one, two)] == [2, 2]
+    how = "weights are broadcast" if weights == "nccl" else f"weights go through {made.attempt.path / 'weights'}"
+    assert any(how in line for line in made.logged) and not (made.attempt.path / "weights").exists()
+
+
+@pytest.mark.parametrize("start", ["server: {start: {servers: 2, command: COMMAND}}", "process: beside"])
+def test_engines_of_the_run_are_started_found_and_ended(made, start: str, monkeypatch) -> None:
+    plan = plan_of(f"rollout.vllm={{{start.replace('COMMAND', json.dumps(COMMAND))}, check_weights: true}}", ranks=2)
+    monkeypatch.setenv("RANK", "0")
+
+    def work(world):
+        sampler = made(plan, world)
+        sampler.load(TRAINED.items(), 1)
+        found = sampled(sampler, world)
+        servers = [(server.url, server.last_words) for server in sampler._servers]
+        world.barrier("sampled")
+        sampler.close()
+        return found, servers
+
+    (first, servers), (second, _) = on_ranks(2, work)
+    assert first == second == [(1, (11, 12))] * 2
+    assert all("ended" in (words() or "") for _, words in servers)
+    told = [json.loads(path.read_text()) for path in made.told.iterdir()]
+    assert len(told) == 2 and all(one["model"] == "some/folder" for one in told)
+    assert all("RANK" not in one["environment"] and one["environment"]["VLLM_SERVER_DEV_MODE"] == "1" for one in told)
+    for words in ("--worker-extension-cls rftcli.engines.vllm_worker.RftWorker", "--max-model-len 60", "--logprobs-mode processed_logprobs"):
+        assert words in " ".join(told[0]["rest"])
+    assert len({one["rest"][one["rest"].index("--seed") + 1] for one in told}) == 2
+
+
+def test_all_ranks_hear_of_a_server_that_does_not_start(made) -> None:
+    plan = plan_of(f"rollout.vllm.server={{start: {{command: {json.dumps(COMMAND)}}}}}", ranks=2)
+    ends = ends_on_ranks(2, lambda world: made(plan, world, "broken"))
+    for end in ends:
+        assert isinstance(end, RftError)
+        assert "did not start: it ended with code 1" in end.message and "vllm_0.log says: ValueError: this model is broken" in end.message
+
+
+def test_a_server_is_looked_at_before_models_are_loaded(made) -> None:
+    with FakeVLLM(max_model_len=50) as fake:
+        plan = plan_of(f"rollout.vllm.server={{urls: ['{fake.url}']}}", ranks=2)
+        for end in ends_on_ranks(2, lambda world: check_servers(plan, world)):
+            assert isinstance(end, UsageError) and "takes 50 tokens, the longest prompt and completion have 60" in end.message
+    plan = plan_of("rollout.vllm.server={urls: ['http://127.0.0.1:9'], headers_env: {Authorization: NOT_SET_ANYWHERE}}")
+    with pytest.raises(MachineError, match="`NOT_SET_ANYWHERE` is not set"):
+        check_servers(plan, SoloWorld())
+    check_servers(plan_of(), SoloWorld())
+
+
+def test_where_no_broadcast_is_possible_auto_goes_by_files_and_nccl_is_refused(made) -> None:
+    """Both sides say that they have a GPU, and this torch has no NCCL for it."""
+    with FakeVLLM(max_model_len=4096, device="cuda") as fake:
+        made(plan_of(f"rollout.vllm.server={{urls: ['{fake.url}'], timeout_seconds: 5}}"), SoloWorld(), device="cuda").close()
+        assert any(line.startswith("weights_by_files: ") and fake.url in line for line in made.logged)
+        assert any("weights go through" in line for line in made.logged)
+        plan = plan_of(f"rollout.vllm.server={{urls: ['{fake.url}'], timeout_seconds: 5, weights: nccl}}")
+        with pytest.raises(RftError, match=fake.url):
+            made(plan, SoloWorld(), device="cuda")
+        with pytest.raises(UsageError, match="needs GPUs on both sides, or on neither"):
+            made(plan, SoloWorld())
+
+
+def test_what_an_engine_is_started_with(tmp_path) -> None:
+    plan = plan_of("rollout.vllm={process: beside, options: {block_size: 32}, max_sequences: 24}", ranks=2)
+    place = Place(plan=plan, world=SoloWorld(), device=torch.device("cpu"), attempt=RunDir(tmp_path).attempt(3), emit=SimpleNamespace(), folder="f")
+    words = serve_words(place, True, "0123456789abcdef", 0, {"gpu_memory_utilization": 0.5})
+    text = " ".join(words)
+    for piece in ("f --served-model-name rft-0123456789ab", "--load-format dummy", "--max-num-seqs 24", "--enforce-eager", "--block-size 32",
+                  "--gpu-memory-utilization 0.5", "--generation-config vllm", "--kv-cache-memory-bytes"):  # fmt: skip
+        assert piece in text
+    assert "--enable-sleep-mode" not in text and "--graphs-up-to" not in text and "--trust-remote-code" not in text
