@@ -1,6 +1,6 @@
 """Weights from the trainer into a running vLLM engine, in place, and the proof that they arrived.
 
-Names are those of the model's files, which vLLM's loaders know: what transformers renames or joins at load is undone (`weights.file_form`). Two ways in:
+Names are those of the model's files, which vLLM's loaders know (`weights.outgoing`). Two ways in:
 
 - `load_weights` of vLLM's model, tensor by tensor, where a parameter is used as it was loaded (plain layers on a GPU);
 - the worker's `reload_weights`, where something was made of it at load: on a CPU linear layers are packed, experts are reordered, latent attention
