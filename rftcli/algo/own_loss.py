@@ -41,4 +41,9 @@ def own_loss(
             f"the loss of algorithm.loss.python returned {shape} for {new.numel()} trained tokens",
             hint="it returns one value a token, before any mean: the recipe's aggregate adds them up over the whole update",
         )
+    if new.requires_grad and new.numel() and not terms.loss.requires_grad:
+        raise RftError(
+            "the loss of algorithm.loss.python has no gradient: nothing would be learnt",
+            hint="it has to be made of `new`, without `detach()`, `.item()` or `torch.no_grad()`",
+        )
     return terms
