@@ -91,6 +91,13 @@ BREACHES = [
         "`rule` and `python` exclude each other",
     ),
     ("part-names", ["rewards.default=[{rule: exact}, {python: 'm:exact'}]"], "rewards.default.parts[1]", "a second part named `exact`"),
+    (
+        "part-names",
+        ["rewards.default=[{python: 'm:f'}, {rule: exact, name: f.short}]"],
+        "rewards.default.parts[1].name",
+        "`f.short` may be a value that part `f` returns by name",
+    ),
+    ("part-names", ["rewards.default=[{rule: exact, name: penalty}]"], "rewards.default.parts[0].name", "`penalty` is what `reward_shaping` adds"),
     ("part-names", ["rewards.default=[{rule: near, name: exact}, {rule: exact}]"], "rewards.default.parts[1]", "a second part named `exact`"),
     ("unknown-scorer", [HTTP, "rewards.default=[{model: servce}]"], "rewards.default.parts[0].model", "no entry `servce` in models.scorers"),
     (
