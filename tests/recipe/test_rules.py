@@ -112,12 +112,6 @@ BREACHES = [
         "rewards.default.parts[0].options.a",
         "a `model` part has no options",
     ),
-    (
-        "wrong-value",
-        ["models.scorers={'../s': {kind: http, urls: ['http://x']}}"],
-        'models.scorers."../s"',
-        "must be a file name without `/`, got `../s`",
-    ),
     ("scorer-keys", ["models.scorers.s={kind: classifier}"], "models.scorers.s", "`classifier` needs `path`"),
     ("scorer-keys", [HTTP, "models.scorers.service.head=1"], "models.scorers.service.head", "`head` has no meaning for `http`"),
     (
