@@ -15,7 +15,6 @@ from rftcli.recipe.names import did_you_mean
 from rftcli.recipe.paths import KeyPath
 from rftcli.recipe.sections import DataSource, Recipe
 
-
 PENALTY = "penalty"
 """The part that `stages.estimator_inputs` makes of what shaping added."""
 

@@ -92,8 +92,7 @@ class UserFunction:
 
 
 def close_own(target: str, made: Any) -> None:
-    """Call the `close` of an object of the user's, if it has one. The run's work is done by then: what it raises is logged, and hides no other error.
-    """
+    """Call the `close` of an object of the user's, if it has one. The work is done by then: what it raises is logged, and hides no other error."""
     close = getattr(made, "close", None)
     if not callable(close):
         return

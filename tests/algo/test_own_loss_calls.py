@@ -37,7 +37,7 @@ def test_memory_that_runs_out_is_no_fault_of_the_loss() -> None:
     def large(new: Any, old: Any, advantages: Any) -> Any:
         raise RuntimeError("CUDA out of memory. Tried to allocate")
 
-    with pytest.raises(RuntimeError, match="^CUDA out of memory"):
+    with pytest.raises(RuntimeError, match=r"^CUDA out of memory"):
         own_loss(torch.zeros(3), torch.zeros(3), torch.ones(3), function=large, **KNOWN)
 
 

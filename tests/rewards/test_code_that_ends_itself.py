@@ -158,7 +158,7 @@ def test_a_close_that_fails_is_logged_and_hides_nothing(folder: Path, caplog: py
 
 
 def test_what_exits_while_it_is_made_or_asked(folder: Path) -> None:
-    with pytest.raises(UsageError, match="NotMade. could not be made: SystemExit: 3"):
+    with pytest.raises(UsageError, match=r"NotMade. could not be made: SystemExit: 3"):
         RewardTable({"math": [part("NotMade")]}, search_path=[folder])
     with pytest.raises(RftError, match="failed: SystemExit: 3"):
         load_estimator(f"{NAME}:estimate", {}, [folder])({"rewards": [1.0]})

@@ -178,6 +178,10 @@ def test_a_name_that_a_function_leaves_out_for_some_answers_is_uneven(made: Simp
     def parts(*names: str, error: str | None = None) -> list[PartScore]:
         return [PartScore(name=name, value=None if error else 1.0, weight=1.0, seconds=0.0, error=error) for name in names]
 
-    samples = [made.sample(0, 0, 2.0, parts=parts("p.a", "p.b")), made.sample(0, 1, 1.0, parts=parts("p.a")), made.sample(1, 0, 1.0, parts=parts("p.a"))]
+    samples = [
+        made.sample(0, 0, 2.0, parts=parts("p.a", "p.b")),
+        made.sample(0, 1, 1.0, parts=parts("p.a")),
+        made.sample(1, 0, 1.0, parts=parts("p.a")),
+    ]
     failed = made.sample(1, 1, None, parts=parts("p", error="broke"))
     assert uneven_groups([record(sample) for sample in [*samples, failed]]) == {"p.b": 1}

@@ -19,7 +19,9 @@ class RewardPart(Section):
         "`options`; it returns a number, None to abstain, or a mapping of named numbers. A class is made once with the options and then called.",
     )
     name: Text | None = Field(None, description="Name of the part in logs and samples; null: the rule's, the scorer's or the function's own name.")
-    weight: float = Field(1.0, ge=-1e6, le=1e6, description="What the part's value is multiplied with before the parts are combined; 0 is only logged.")
+    weight: float = Field(
+        1.0, ge=-1e6, le=1e6, description="What the part's value is multiplied with before the parts are combined; 0 is only logged."
+    )
     options: Options = Field({}, description="Arguments of the rule or function.")
     on_error: Literal["fail_sample", "abstain", "stop"] = Field(
         "fail_sample", description="When the part fails: the sample has no reward, the part is left out of the sum, or the run stops."
