@@ -91,6 +91,19 @@ BREACHES = [
         "`rule` and `python` exclude each other",
     ),
     ("part-names", ["rewards.default=[{rule: exact}, {python: 'm:exact'}]"], "rewards.default.parts[1]", "a second part named `exact`"),
+    (
+        "part-names",
+        ["rewards.default=[{python: 'm:f'}, {rule: exact, name: f.short}]"],
+        "rewards.default.parts[1].name",
+        "`f.short` may be a value that part `f` returns by name",
+    ),
+    ("part-names", ["rewards.default=[{rule: exact, name: penalty}]"], "rewards.default.parts[0].name", "`penalty` is what `reward_shaping` adds"),
+    (
+        "replayed-share",
+        ["rollout.replay={share: 0.1}", "batch.prompts_per_step=8"],
+        "rollout.replay.share",
+        "0.1 of 8 prompts a step is not one prompt: none would ever come back",
+    ),
     ("part-names", ["rewards.default=[{rule: near, name: exact}, {rule: exact}]"], "rewards.default.parts[1]", "a second part named `exact`"),
     ("unknown-scorer", [HTTP, "rewards.default=[{model: servce}]"], "rewards.default.parts[0].model", "no entry `servce` in models.scorers"),
     (
