@@ -124,6 +124,7 @@ BREACHES = [
     ("scorer-score", [f"{JUDGE}, score: {{json: a, token: yes}}}}"], "models.scorers.s.score.token", "`json` and `token` exclude each other"),
     ("scorer-score", [f"{JUDGE}, score: {{regex: 'a+'}}}}"], "models.scorers.s.score.regex", "needs one group in parentheses, has 0"),
     ("scorer-score", [f"{JUDGE}, score: {{json: a}}, samples: 3}}"], "models.scorers.s.samples", "needs a temperature above 0"),
+    ("scorer-score", [f"{JUDGE}, score: {{json: a, scale: 0}}}}"], "models.scorers.s.score.scale", "must not be 0"),
     ("scorer-score", [f"{JUDGE}, score: {{token: yes, against: [yes]}}}}"], "models.scorers.s.score.against[0]", "`yes` is there twice"),
     (
         "scorer-service",
