@@ -65,6 +65,7 @@ class UserFunction:
 
     def __init__(self, target: str, function: Callable[..., Any], wanted: Sequence[str], options: Mapping[str, Any], loop: EventLoop) -> None:
         self._target, self._function, self._wanted, self._options, self._loop = target, function, tuple(wanted), dict(options), loop
+        self._closed = False
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             function.__call__ if isinstance(function, type) else type(function).__call__
         )
@@ -80,8 +81,9 @@ class UserFunction:
         return self
 
     def close(self) -> None:
-        """The object's own `close`, if it has one and was made."""
-        if not isinstance(self._function, type):
+        """The object's own `close`, if it has one and was made; a second time it does nothing: one table may score training and evaluation."""
+        if not isinstance(self._function, type) and not self._closed:
+            self._closed = True
             close_own(self._target, self._function)
 
     def __call__(self, record: Mapping[str, Any], timeout_seconds: float | None = None) -> Any:

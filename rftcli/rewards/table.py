@@ -169,10 +169,9 @@ class RewardTable:
         if label in self._parts:
             return label
         if DEFAULT_LABEL not in self._parts:
-            raise RftError(
-                f"row {completion.prompt.row_id} has the label `{label}`, for which there are no rewards",
-                hint=f"add rewards.{label}, or rewards.{DEFAULT_LABEL} for all labels without an entry",
-            )
+            own = "" if label == DEFAULT_LABEL else f"rewards.{label}, or "
+            hint = f"add {own}rewards.{DEFAULT_LABEL} for all rows without an entry of their own; there are rewards for {', '.join(self._parts)}"
+            raise RftError(f"row {completion.prompt.row_id} has the label `{label}`, for which there are no rewards", hint=hint)
         return DEFAULT_LABEL
 
     def _score_one(
