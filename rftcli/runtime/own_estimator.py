@@ -62,7 +62,8 @@ def _numbers(target: str, found: Any, count: int) -> list[float]:
     try:
         values = [float(value) for value in found]  # a list, or a vector of any library
     except (TypeError, ValueError, OverflowError) as error:
-        raise RftError(f"algorithm.advantage.python: `{target}` returned a {type(found).__name__}, expected {count} numbers") from error
+        shape = f" of shape {tuple(found.shape)}" if hasattr(found, "shape") else ""
+        raise RftError(f"algorithm.advantage.python: `{target}` returned a {type(found).__name__}{shape}, expected {count} numbers") from error
     if len(values) != count:
         raise RftError(f"algorithm.advantage.python: `{target}` returned {len(values)} numbers for {count} scored completions")
     wrong = next((index for index, value in enumerate(values) if not abs(value) <= LIMIT), None)

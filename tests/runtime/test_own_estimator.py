@@ -105,7 +105,7 @@ def test_it_is_refused_before_anything_loads(folder: Path, target: str, options:
         ("nan", "returned nan for completion 0 of 3"),
         ("huge", "returned 1e+300 for completion 1 of 3, expected a finite number of at most 1e+12"),
         ("digits", "returned a list, expected 3 numbers"),
-        ("table", "returned a Tensor, expected 3 numbers"),
+        ("table", "returned a Tensor of shape (3, 2), expected 3 numbers"),
         ("breaks", "failed: KeyError: 'gone'"),
     ],
 )
