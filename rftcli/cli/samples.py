@@ -41,7 +41,9 @@ def samples(
     path = sample_view.samples_file(run_dir, step=step, evals=evals)
     found = list(sample_view.read_lines(path, lambda line: label is None or line.get("label") == label))
     if not found:
-        raise UsageError(f"{path} holds no completion" + (f" of the label `{label}`" if label else ""))
+        held = sorted({str(line.get("label")) for line in sample_view.read_lines(path, lambda line: True)}) if label else []
+        hint = f"it holds completions of {', '.join(held)}" if held else None
+        raise UsageError(f"{path} holds no completion" + (f" of the label `{label}`" if label else ""), hint=hint)
     order = "-reward" if best is not None else "reward" if worst is not None else sort
     limit = best or worst or count or (None if as_json else SHOWN)
     shown = sample_view.chosen(found, sort=order, count=limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from rftcli.cli import talk
 from rftcli.errors import UsageError
-from rftcli.events import EvalDone, Event, RunStarted, StepDone, last_attempts, read_events
+from rftcli.events import EvalDone, Event, RunStarted, StepDone, Warned, last_attempts, read_events
 
 app = typer.Typer(add_completion=False)
 
@@ -41,7 +42,7 @@ def status(
 
 
 def _numbers(events: list[Event]) -> list[str]:
-    """The newest reward and held-out means."""
+    """The newest reward and held-out means, and which warnings there were."""
     found = []
     step = next((event for event in reversed(events) if isinstance(event, StepDone)), None)
     if step is not None and "reward_mean" in step.metrics:
@@ -51,6 +52,9 @@ def _numbers(events: list[Event]) -> list[str]:
         for name, values in held_out.sets.items():
             means = [f"{key} {value['value']:.3g}" for key, value in values.items() if key.startswith("mean@")]
             found.append(f"{name} {', '.join(means)} (step {held_out.step})")
+    warned = Counter(event.code for event in events if isinstance(event, Warned))
+    if warned:
+        found.append(f"warnings {', '.join(f'{code} x{count}' for code, count in warned.items())}")
     return found
 
 

@@ -15,6 +15,7 @@ It must depend on nothing but its arguments and what it was told: it runs on eve
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,9 +104,13 @@ class OwnCurriculum:
         lacking = [name for name in OWN_METHODS if not callable(inspect.getattr_static(self._own, name, None))]
         if lacking:
             raise UsageError(f"data.curriculum: `{target}` has no method `{lacking[0]}`", hint=f"it needs {', '.join(OWN_METHODS)}")
+        self.state_dict()  # what no checkpoint could hold is told now, and not at the first of them
 
     def takes(self, row: Row, turn: int) -> bool:
-        return bool(self._call("takes", row, turn))
+        taken = self._call("takes", row, turn)
+        if taken is None:
+            raise RftError(f"data.curriculum: `{self._target}`.takes returned None, expected True or False", hint="a forgotten return?")
+        return bool(taken)
 
     def after(self, step: int, outcomes: Sequence[Measured]) -> None:
         self._call("after_step", step, list(outcomes))
@@ -114,7 +119,12 @@ class OwnCurriculum:
         return {}
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"own": dict(self._call("state_dict"))}
+        state = self._call("state_dict")
+        try:
+            return {"own": json.loads(json.dumps(dict(state), allow_nan=False))}
+        except (TypeError, ValueError, RecursionError) as error:
+            message = f"data.curriculum: `{self._target}`.state_dict returned what JSON cannot hold: {type(error).__name__}: {error}"
+            raise RftError(message, hint="a mapping of numbers, texts, lists and mappings, without nan") from error
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._call("load_state_dict", state["own"])
@@ -122,5 +132,5 @@ class OwnCurriculum:
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
             return getattr(self._own, name)(*arguments)
-        except Exception as error:  # code of the user: whatever it raises is its author's to read
+        except (Exception, SystemExit) as error:  # code of the user: whatever it raises is its author's to read
             raise RftError(f"data.curriculum: `{self._target}`.{name} failed with {type(error).__name__}: {error}") from error

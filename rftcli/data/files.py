@@ -96,7 +96,7 @@ def python_records(target: str, options: Mapping[str, Any], search_path: Sequenc
                     faults.add(place, problem, "yield mappings of text, numbers, lists and mappings")
         except RftError:
             raise
-        except Exception as error:  # code of the user: whatever it raises is its author's to read
+        except (Exception, SystemExit) as error:  # code of the user: whatever it raises is its author's to read
             raise UsageError(f"data set `{faults.source}`: `{target}` failed with {type(error).__name__}: {error}") from error
 
 
@@ -107,7 +107,7 @@ def called(target: str, options: Mapping[str, Any], search_path: Sequence[Path])
             return _function(target)(**options)
         except RftError:
             raise
-        except Exception as error:  # code of the user: whatever it raises is its author's to read
+        except (Exception, SystemExit) as error:  # code of the user: whatever it raises is its author's to read
             raise UsageError(f"`{target}` failed with {type(error).__name__}: {error}") from error
 
 

@@ -23,5 +23,5 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace the file in one step: a reader sees the old content or the new, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    beside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    beside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
     beside.replace(path)

@@ -30,6 +30,7 @@ LOST_CRITIC = 1.0
 """Distance of the mean value from the mean return, in standard deviations of the reward. A critic that says 0 for rewards of 0 and 1 is this far."""
 ERROR_STEPS = 3
 SILENT_PART_STEPS = 3
+FAILING_PART_STEPS = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,7 +100,7 @@ def lessons(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, s
             state.taught.add(lesson.code)
             values = {**flat, "steps": lesson.steps, **{f"first_{name}": value for name, value in state.first.items()}}
             found.append((lesson.code, lesson.text.format_map(values)))
-    return [*found, *_silent_parts(metrics, state), *_uneven_parts(metrics, state)]
+    return [*found, *_silent_parts(metrics, state), *_failing_parts(metrics, state), *_uneven_parts(metrics, state)]
 
 
 def _silent_parts(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, str]]:
@@ -120,6 +121,28 @@ def _silent_parts(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[
             state.taught.add(key)
             text = f"part `{name}` returned None for every completion so far: a forgotten return? Look at `rewards`."
             found.append(("part_abstained", text))
+    return found
+
+
+def _failing_parts(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, str]]:
+    """`part_failed` for each reward part that failed and scored nothing, so many steps in a row; each part once.
+
+    With `on_error: abstain` nothing else tells: the other parts go on, and the run does not stop.
+    """
+    found = []
+    parts = metrics.get("reward_parts")
+    for name, part in parts.items() if isinstance(parts, Mapping) else ():
+        key = f"part_failed:{name}"
+        errors = part.get("errors", 0) if isinstance(part, Mapping) else 0
+        if "mean" in part or key in state.taught:
+            state.streaks[key] = 0
+        elif errors:
+            state.streaks[key] += 1
+            if state.streaks[key] >= FAILING_PART_STEPS:
+                state.taught.add(key)
+                text = f"part `{name}` failed on every completion that it was asked for, {FAILING_PART_STEPS} steps in a row ({errors:.0f} errors in "
+                text += "this step): it takes no part in the reward. The errors stand in `samples/`; look at `rewards` and its `on_error`."
+                found.append(("part_failed", text))
     return found
 
 

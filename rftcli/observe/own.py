@@ -28,7 +28,7 @@ def observer_class(target: str, folder: str) -> type:
         sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         raise UsageError(f"`{target}` cannot be imported: {type(error).__name__}: {error}", hint=f"looked in {folder} and on PYTHONPATH") from error
     found = vars(module).get(name)
     if not inspect.isclass(found):

@@ -15,6 +15,9 @@ from rftcli.recipe.names import did_you_mean
 from rftcli.recipe.paths import KeyPath
 from rftcli.recipe.sections import DataSource, Recipe
 
+PENALTY = "penalty"
+"""The part that `stages.estimator_inputs` makes of what shaping added."""
+
 
 def sources(recipe: Recipe) -> Iterator[tuple[KeyPath, DataSource]]:
     for index, source in enumerate(recipe.data.train):
@@ -66,6 +69,23 @@ def part_names(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
                     at_key=True,
                 )
             seen.add(name)
+            owner = next((other for other in reward.parts if other.python and other is not part and name.startswith(f"{other.shown_name}.")), None)
+            if owner is not None:
+                yield Finding(
+                    path=("rewards", label, "parts", index, "name"),
+                    message=f"`{name}` may be a value that part `{owner.shown_name}` returns by name",
+                    reason="logs and estimators could not tell them apart",
+                    hint="give it another `name`",
+                    reads=(("rewards", label, "parts", index),),
+                )
+            if name == PENALTY:
+                yield Finding(
+                    path=("rewards", label, "parts", index, "name"),
+                    message=f"`{PENALTY}` is what `reward_shaping` adds",
+                    reason="estimators that read the parts of a reward see it as a part of this name",
+                    hint="give it another `name`",
+                    reads=(("rewards", label, "parts", index),),
+                )
 
 
 def known_rule(recipe: Recipe, known: KnownRules | None) -> Iterator[Finding]:

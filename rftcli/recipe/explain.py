@@ -22,6 +22,8 @@ from rftcli.recipe.sections import Recipe
 
 MOST_MEANT = 8
 """Keys that a hint lists."""
+RULES_TOPIC = "rules"
+"""Lists the reward rules, as the key that takes their names does."""
 RULE_KEY = ("rewards", ANY_KEY, "parts", ANY_KEY, "rule")
 
 
@@ -36,6 +38,8 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
         presets = f"presets: {', '.join(preset_names(shipped_recipes()))}. `rft explain {PREFIX}NAME` says more."
         sections = _members(Kind(section=Recipe), ())
         return _page("A recipe", "What a person wants, whole. `rft explain KEY` says more.", [], sections) + f"\n  {presets}\n"
+    if path_or_code in (RULES_TOPIC, RULES_TOPIC.removesuffix("s")):
+        path_or_code = show_pattern(RULE_KEY)
     if path_or_code.startswith(PREFIX):
         return preset_page(path_or_code.removeprefix(PREFIX))
     if path_or_code in RULES:

@@ -57,6 +57,10 @@ def did_you_mean(name: str, known: Collection[str]) -> str | None:
     return f"did you mean {either(found)}?" if found else None
 
 
+HERE: dict[tuple[str, ...], tuple[str, ...]] = {("algorithm", "estimator"): ("algorithm", "advantage", "kind")}
+"""An unknown key at its place -> the key that is meant there, where a key of the same name elsewhere means another thing."""
+
+
 def either(names: Sequence[str]) -> str:
     return " or ".join(f"`{name}`" for name in names)
 
@@ -65,6 +69,8 @@ def suggest_key(section: tuple[str, ...], name: str, known: Sequence[str]) -> Su
     """What an unknown key `name` of a section (a pattern) was meant to be. `known`: the keys of that section."""
     if "." in name and (nested := _nested(section, name)) is not None:
         return nested
+    if (key := HERE.get((*section, name))) is not None:
+        return Suggestion(text=f"did you mean `{show_pattern(key)}`?", meant=(key,))
     beside = closest(name, known)
     if beside and similarity(name, beside[0]) >= SURE:
         return _beside(section, beside)

@@ -235,6 +235,8 @@ def _fix(node: Node, kind: Kind, text: str | None) -> str | None:
     if kind.section is not None and {"parts", "rule"} & set(fields_of(kind.section)) and _is_text(node):
         part = f"{{{'python' if ':' in node.text else 'rule'}: {_in_braces(node.text)}}}"
         return f"write `[{part}]`" if "parts" in fields_of(kind.section) else f"write `{part}`"
+    if kind.section is not None and "kind" in fields_of(kind.section) and node.text in fields_of(kind.section)["kind"].choices:
+        return f"write `{{kind: {node.text}}}`"
     if kind.items is not None and kind.items.section is None:
         return f"write `[{_quote(node.text)}]`"
     if kind.section is not None and node.plain and text in scalars.TRUE:

@@ -36,8 +36,10 @@ def metrics(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     if recipe.data.curriculum is not None and recipe.data.curriculum.kind == "pass_rate":
         asked.append((("data", "curriculum", "metric"), recipe.data.curriculum.metric))
     parts = {label: [part.shown_name for part in entry.parts] for label, entry in recipe.rewards.items()}
+    named = {label: tuple(f"{part.shown_name}." for part in entry.parts if part.python) for label, entry in recipe.rewards.items()}
     for path, metric in asked:
-        lacking = next((label for label, names in parts.items() if metric != REWARD and metric not in names), None)
+        known = [label for label, names in parts.items() if metric == REWARD or metric in names or metric.startswith(named[label])]
+        lacking = next((label for label in parts if label not in known), None)
         if lacking is not None:
             common = sorted(set.intersection(*map(set, parts.values())))
             yield Finding(
@@ -47,6 +49,17 @@ def metrics(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
                 allowed=(REWARD, *common),
                 reads=(("rewards",),),
             )
+
+
+def replayed_share(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    replay, prompts = recipe.rollout.replay, recipe.batch.prompts_per_step
+    if replay is not None and int(replay.share * prompts) < 1:
+        yield Finding(
+            path=("rollout", "replay", "share"),
+            message=f"{replay.share:g} of {prompts} prompts a step is not one prompt: none would ever come back",
+            hint=f"at least {1 / prompts:.3g}",
+            reads=(("batch", "prompts_per_step"),),
+        )
 
 
 def ranges(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
@@ -200,6 +213,9 @@ ROWS: dict[str, Row] = {
         compares,
     ),
     "sampling-metric": (("rollout.dynamic.metric", "data.curriculum.metric"), "A metric is the reward or a part that every label has.", metrics),
+    "replayed-share": (
+        ("rollout.replay.share", "batch.prompts_per_step"), "The share of prompts that may come back is at least one prompt a step.", replayed_share
+    ),
     "sampling-range": (("rollout.dynamic.range", "data.curriculum.range"), "A range has its lower bound first.", ranges),
     "refill-in-one-rollout": (
         ("rollout.dynamic", "batch.rollouts_per_update"), "Dynamic sampling has one rollout an update, beside its refills.", one_rollout

@@ -93,6 +93,8 @@ def _pattern(score: JudgeScore, here: KeyPath) -> Iterator[Finding]:
 
 
 def _words(score: JudgeScore, here: KeyPath) -> Iterator[Finding]:
+    if score.scale == 0:
+        yield Finding(path=(*here, "scale"), message="must not be 0", reason="every answer would have the same score")
     if score.against and score.token is None:
         yield Finding(path=(*here, "against"), message="needs `token`", reads=((*here, "token"),), at_key=True)
     for index, word in enumerate(score.against):

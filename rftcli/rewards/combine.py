@@ -40,6 +40,17 @@ Weighted = Sequence[tuple[PartSpec, PartScore]]
 """The parts with a weight, in the recipe's order."""
 
 
+MAX_REWARD = 1e18
+"""A larger reward is an error of its completion, not of the run: rewards become float32, and their squares must fit."""
+
+
+def bounded(reward: float | None) -> tuple[float | None, str | None]:
+    """(reward, None), or (None, what is wrong with it)."""
+    if reward is None or abs(reward) <= MAX_REWARD:
+        return reward, None
+    return None, f"the parts come to a reward of {reward:g}, expected a finite number of at most {MAX_REWARD:g}"
+
+
 def combined(spec: CombineSpec, specs: Sequence[PartSpec], scores: Sequence[PartScore]) -> float | None:
     """The reward of one completion by any way but python."""
     counted = [(part, score) for part, score in zip(specs, scores, strict=True) if part.weight]
@@ -108,7 +119,7 @@ def combine_group(
     strict = {part.name for part in specs if part.weight and part.on_error != "abstain"}
     try:
         rewards, metrics = read_rewards(target, function(_record(members, specs, texts, **more)), len(members))
-    except Exception as caught:  # anybody's code: whatever it raises is a value, never a crash
+    except (Exception, SystemExit) as caught:  # anybody's code: whatever it raises is a value, never a crash
         error = f"{target}: {describe(caught)}"
         return [replace(member, reward=None, error=error) for member in members]
     found = []

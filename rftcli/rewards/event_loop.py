@@ -21,7 +21,8 @@ class EventLoop:
         self._closed = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any], timeout_seconds: float | None = None) -> Any:
-        """The coroutine's result; blocks the calling thread. TimeoutError where it takes too long; it is cancelled then."""
+        """The coroutine's result, or what it raises, an exit included; blocks the calling thread. TimeoutError where it takes too long; it is
+        cancelled then."""
         with self._lock:
             if self._closed:
                 coroutine.close()
@@ -30,7 +31,12 @@ class EventLoop:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True)
                 self._thread.start()
-        return asyncio.run_coroutine_threadsafe(coroutine if timeout_seconds is None else _within(coroutine, timeout_seconds), self._loop).result()
+        contained = _contained(coroutine)
+        awaited = contained if timeout_seconds is None else _within(contained, timeout_seconds)
+        value, exit_asked = asyncio.run_coroutine_threadsafe(awaited, self._loop).result()
+        if exit_asked is not None:
+            raise exit_asked
+        return value
 
     def close(self) -> None:
         """Cancel what still runs and end the thread; a second time does nothing."""
@@ -45,6 +51,14 @@ class EventLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _contained(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """(result, None), or (None, the exit that it asks for): asyncio lets those two through, and the loop would end under all that wait for it."""
+    try:
+        return await coroutine, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
 
 
 async def _within(awaitable: Awaitable[Any], seconds: float) -> Any:

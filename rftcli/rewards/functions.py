@@ -16,6 +16,7 @@ import difflib
 import importlib
 import inspect
 import json
+import logging
 import math
 import numbers
 import os
@@ -34,6 +35,7 @@ from rftcli.errors import UsageError
 if TYPE_CHECKING:
     from rftcli.rewards.event_loop import EventLoop
 
+_log = logging.getLogger("rft")
 RECORD: Mapping[str, str] = {
     "prompt": "the prompt as the model read it",
     "completion": "the answer's text, a scored prefill in front",
@@ -63,6 +65,7 @@ class UserFunction:
 
     def __init__(self, target: str, function: Callable[..., Any], wanted: Sequence[str], options: Mapping[str, Any], loop: EventLoop) -> None:
         self._target, self._function, self._wanted, self._options, self._loop = target, function, tuple(wanted), dict(options), loop
+        self._closed = False
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             function.__call__ if isinstance(function, type) else type(function).__call__
         )
@@ -72,22 +75,33 @@ class UserFunction:
         if isinstance(self._function, type):
             try:
                 self._function = self._function(**self._options)
-            except Exception as error:  # code of the user: whatever it raises is its author's to read
+            except (Exception, SystemExit) as error:  # code of the user: whatever it raises is its author's to read
                 raise UsageError(f"reward class `{self._target}` could not be made: {describe(error)}") from error
             self._options = {}
         return self
 
     def close(self) -> None:
-        """The object's own `close`, if it has one and was made."""
-        close = getattr(self._function, "close", None)
-        if callable(close) and not isinstance(self._function, type):
-            close()
+        """The object's own `close`, if it has one and was made; a second time it does nothing: one table may score training and evaluation."""
+        if not isinstance(self._function, type) and not self._closed:
+            self._closed = True
+            close_own(self._target, self._function)
 
     def __call__(self, record: Mapping[str, Any], timeout_seconds: float | None = None) -> Any:
         """What the function returns for a record with the fields it may ask for. Raises whatever it raises; TimeoutError for an `async` one that
         takes too long, which is cancelled."""
         result = self._function(**{name: record[name] for name in self._wanted}, **self._options)
         return self._loop.run(result, timeout_seconds) if self.is_async else result
+
+
+def close_own(target: str, made: Any) -> None:
+    """Call the `close` of an object of the user's, if it has one. The work is done by then: what it raises is logged, and hides no other error."""
+    close = getattr(made, "close", None)
+    if not callable(close):
+        return
+    try:
+        close()
+    except (Exception, SystemExit) as error:
+        _log.warning("`%s`.close failed: %s", target, describe(error))
 
 
 class Log:

@@ -8,7 +8,7 @@ Leaves out what a run does about too many failures (`failures.ErrorWindow`), and
 
 from __future__ import annotations
 
-import asyncio
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rftcli.errors import RftError, UsageError
-from rftcli.rewards.combine import GROUP_RECORD, combine_group, combined
+from rftcli.errors import EXIT_FAILED, RftError, UsageError
+from rftcli.rewards.combine import GROUP_RECORD, bounded, combine_group, combined
 from rftcli.rewards.event_loop import EventLoop
 from rftcli.rewards.functions import Log, UserFunction, as_values, describe, load_function
 from rftcli.rewards.grace import STOP_GRACE_SECONDS, Grace, nobody_asks, row_of
@@ -57,6 +57,7 @@ class RewardTable:
         grace_seconds: float = STOP_GRACE_SECONDS,
     ) -> None:
         self.step: int | None = None
+        self._pid = os.getpid()
         self._grace = Grace(stop_asked, grace_seconds)
         self._total_steps = total_steps
         self._score_prefill = score_prefill
@@ -168,10 +169,9 @@ class RewardTable:
         if label in self._parts:
             return label
         if DEFAULT_LABEL not in self._parts:
-            raise RftError(
-                f"row {completion.prompt.row_id} has the label `{label}`, for which there are no rewards",
-                hint=f"add rewards.{label}, or rewards.{DEFAULT_LABEL} for all labels without an entry",
-            )
+            own = "" if label == DEFAULT_LABEL else f"rewards.{label}, or "
+            hint = f"add {own}rewards.{DEFAULT_LABEL} for all rows without an entry of their own; there are rewards for {', '.join(self._parts)}"
+            raise RftError(f"row {completion.prompt.row_id} has the label `{label}`, for which there are no rewards", hint=hint)
         return DEFAULT_LABEL
 
     def _score_one(
@@ -186,8 +186,8 @@ class RewardTable:
         ]
         how = self._combine.get(entry, PLAIN_SUM)
         parts = tuple(score for _, score in scores)
-        reward = None if how.how == "python" else combined(how, [spec for spec, _ in scores], parts)
-        return ScoredSample(completion=completion, parts=parts, reward=reward, extra=dict(log.extra), metrics=tuple(log.metrics))
+        reward, error = bounded(None if how.how == "python" else combined(how, [spec for spec, _ in scores], parts))
+        return ScoredSample(completion=completion, parts=parts, reward=reward, error=error, extra=dict(log.extra), metrics=tuple(log.metrics))
 
     def _combine_group(self, group: list[ScoredSample]) -> list[ScoredSample]:
         entry = self._label_of(group[0].completion)
@@ -213,9 +213,13 @@ class RewardTable:
         error = None
         try:
             with self._grace.call(f"reward part `{spec.name}` ({spec.target})", row_of(completion)) if opened.unlimited else nullcontext():
-                told = _score(spec, asked[spec.name].result(), log) if spec.name in asked else opened.call(completion, text, step, log)
+                try:
+                    told = _score(spec, asked[spec.name].result(), log) if spec.name in asked else opened.call(completion, text, step, log)
+                finally:
+                    if os.getpid() != self._pid:  # a child that the part has forked, and that must not go on as the rank
+                        os._exit(EXIT_FAILED)
                 values = as_values(spec.target, told)
-        except (Exception, SystemExit, asyncio.CancelledError) as caught:  # anybody's code: whatever it raises is a value (or a stop), never a crash
+        except BaseException as caught:  # anybody's code, in a thread that no signal reaches: what it raises is a value (or a stop), never a crash
             error = f"{spec.target}: {describe(caught)}" if spec.kind == "python" else describe(caught, place=False)
             if spec.on_error == "stop":
                 message = f"reward part `{spec.name}` failed on {row_of(completion)}: {error}"

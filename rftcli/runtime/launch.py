@@ -194,7 +194,7 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests,
 
 def close_book(run: RunDir, state: State) -> None:
     """The end event of an attempt whose rank 0 could not write it any more."""
-    with run.events.open("a", encoding="utf-8") as file:
+    with run.events.open("a", encoding="utf-8", errors="backslashreplace") as file:
         event = RunEnded(time=time.time(), attempt=state.attempt, step=state.step, status=state.status, cause=state.cause)
         file.write("\n" + to_line(event) + "\n")  # the first newline ends a line that was torn
 

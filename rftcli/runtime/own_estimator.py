@@ -9,7 +9,6 @@ It is called once a step, on rank 0, with the completions of all ranks.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,10 @@ RECORD: Mapping[str, str] = {
     "labels": "a list of C labels",
 }
 """What the function may ask for; C scored completions of all ranks, by draw and sample. `stages.estimator_inputs` makes it."""
+
+
+LIMIT = 1e12
+"""A larger advantage is an error: advantages become float32, and their squares must fit."""
 
 
 def load_estimator(target: str, options: Mapping[str, Any], search_path: Sequence[Path]) -> Callable[[Mapping[str, Any]], Sequence[float]]:
@@ -47,7 +50,7 @@ def load_estimator(target: str, options: Mapping[str, Any], search_path: Sequenc
     def estimate(record: Mapping[str, Any]) -> Sequence[float]:
         try:
             found = function(**{name: record[name] for name in asked}, **options)
-        except Exception as error:  # a user's function may raise anything
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise RftError(f"algorithm.advantage.python: `{target}` failed: {type(error).__name__}: {error}") from error
         return _numbers(target, found, len(record["rewards"]))
 
@@ -58,11 +61,13 @@ def _numbers(target: str, found: Any, count: int) -> list[float]:
     """One finite number for each completion; RftError for anything else."""
     try:
         values = [float(value) for value in found]  # a list, or a vector of any library
-    except (TypeError, ValueError) as error:
-        raise RftError(f"algorithm.advantage.python: `{target}` returned a {type(found).__name__}, expected {count} numbers") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        shape = f" of shape {tuple(found.shape)}" if hasattr(found, "shape") else ""
+        raise RftError(f"algorithm.advantage.python: `{target}` returned a {type(found).__name__}{shape}, expected {count} numbers") from error
     if len(values) != count:
         raise RftError(f"algorithm.advantage.python: `{target}` returned {len(values)} numbers for {count} scored completions")
-    wrong = next((index for index, value in enumerate(values) if not math.isfinite(value)), None)
+    wrong = next((index for index, value in enumerate(values) if not abs(value) <= LIMIT), None)
     if wrong is not None:
-        raise RftError(f"algorithm.advantage.python: `{target}` returned {values[wrong]} for completion {wrong} of {count}")
+        where = f"for completion {wrong} of {count}, expected a finite number of at most {LIMIT:g}"
+        raise RftError(f"algorithm.advantage.python: `{target}` returned {values[wrong]} {where}")
     return values

@@ -22,7 +22,7 @@ def own_function(target: str, search_path: Sequence[Path]) -> Callable[..., Any]
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         where = ", ".join(folders) or "nowhere else"
         raise UsageError(f"`{target}` cannot be imported: {type(error).__name__}: {error}", hint=f"looked in {where} and on PYTHONPATH") from error
     function = vars(module).get(name)

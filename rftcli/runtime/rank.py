@@ -55,8 +55,7 @@ def main() -> int:
         text = traceback.format_exc()
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
-        if not isinstance(error, SystemExit):
-            record_failure(attempt, rank, disk.told(error, run.path), text)
+        record_failure(attempt, rank, disk.told(error, run.path), text)  # also of an exit: a loss of the user's, or a library, has called it
         return 1
     reserve.release()
     _write(attempt.ranks / f"rank_{rank}.done", "")

@@ -194,9 +194,10 @@ def json_text(data: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Half a surrogate pair, which replies of services and errors of anybody's code may hold, is written as its escape: JSON that reads as it was."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with fresh.open("w", encoding="utf-8") as file:
+        with fresh.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

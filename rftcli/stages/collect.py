@@ -148,6 +148,7 @@ def collect(
 
 def _kept_first(rollout: _Rollout, kept: Kept, drawing: Drawing, refill: Refill, slots: list[int], plan: Plan, world: World) -> Mapping[str, Any]:
     """Fill this rank's places from answers that were kept and from fresh prompts, and keep what is left; metrics of the step event. Collective."""
+    drawing.keep_clear(max(world.gather(max((held.ask.draw for held in kept.held), default=-1))))
     pool = rollout.pool(kept, drawing, world, places=len(slots))
     over_sample = plan.rollout.over_sample
     pool.top_up(None if over_sample is None else num_spares(over_sample, plan.batch.prompts_per_step, world.size) // world.size)

@@ -68,7 +68,11 @@ class Drawing:
         self.turn = source.next_draw
         """The source's next draw that nobody has asked for."""
         self._source, self._memory, self._step = source, memory, step
-        self._came_back = self._passed_over = 0
+        self._came_back = self._passed_over = self._further = 0
+
+    def keep_clear(self, newest: int) -> None:
+        """Give no identity up to `newest`, the largest of the groups that wait. It does something only where a resume has changed what comes back."""
+        self._further = max(0, newest + 1 - self._identity())
 
     def first(self, count: int) -> dict[int, Ask]:
         """What the places 0..count-1 ask for: prompts whose time has come back, then fresh ones."""
@@ -105,7 +109,7 @@ class Drawing:
 
     def _identity(self) -> int:
         """One more for every draw of the source and for every prompt that came back, so no group has another's."""
-        return self.turn + (0 if self._memory.replay is None else self._memory.replay.returned)
+        return self.turn + self._further + (0 if self._memory.replay is None else self._memory.replay.returned)
 
     def _pass_over(self) -> None:
         """Go past rows that are not taken, but never past a whole pass of them."""

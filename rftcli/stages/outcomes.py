@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rftcli.errors import RftError
 from rftcli.stages.records import has_spread
 from rftcli.types import Group
 
@@ -61,7 +62,8 @@ class Outcome:
 
 
 def metric_of(group: Group, metric: str) -> tuple[float | None, ...]:
-    """The metric of each sample, in order. None: the sample has no reward, or the part gave no value. Greedy twins are left out."""
+    """The metric of each sample, in order. None: the sample has no reward, or the part gave no value. Greedy twins are left out. RftError where the
+    part gave values with names of their own, none of which is meant."""
     found: list[float | None] = []
     for sample in group.samples:
         if sample.completion.sample < 0:
@@ -69,7 +71,11 @@ def metric_of(group: Group, metric: str) -> tuple[float | None, ...]:
         if sample.reward is None or metric == REWARD:
             found.append(sample.reward)
         else:
-            found.append(next((part.value for part in sample.parts if part.name == metric), None))
+            values = {part.name: part.value for part in sample.parts}
+            named = [name for name in values if name.startswith(f"{metric}.")]
+            if metric not in values and named:
+                raise RftError(f"the metric `{metric}` is a part that returns named values", hint=f"name one of them: {', '.join(named)}")
+            found.append(values.get(metric))
     return tuple(found)
 
 

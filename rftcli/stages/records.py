@@ -139,15 +139,19 @@ def user_metrics(records: Sequence[SampleRecord]) -> dict[str, dict[str, float]]
 
 
 def uneven_groups(records: Sequence[SampleRecord]) -> dict[str, int]:
-    """Part -> number of groups in which it abstained on some completions and scored others: their rewards are sums of different things."""
+    """Part -> number of groups in which it abstained on some completions and scored others: their rewards are sums of different things. A name that
+    a function returned for some and left out for others counts alike; a completion with an error says nothing of what is missing."""
     scored: dict[tuple[str, int], set[bool]] = defaultdict(set)
+    whole: dict[int, list[set[str]]] = defaultdict(list)
     for item in records:
         for part in item.parts:
             if part.weight and part.error is None:
                 scored[(part.name, item.draw)].add(part.value is not None)
+        if all(part.error is None for part in item.parts):
+            whole[item.draw].append({part.name for part in item.parts})
     counts: dict[str, int] = defaultdict(int)
-    for (name, _), kinds in scored.items():
-        counts[name] += len(kinds) == 2
+    for (name, draw), kinds in scored.items():
+        counts[name] += len(kinds) == 2 or (True in kinds and any(name not in names for names in whole[draw]))
     return {name: count for name, count in sorted(counts.items()) if count}
 
 

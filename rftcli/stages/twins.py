@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rftcli.plan.plan import Plan
 from rftcli.protocols import World
-from rftcli.types import Group
+from rftcli.types import Group, ScoredSample
 
 GREEDY = -1
 """Sample index of a twin."""
@@ -32,8 +32,14 @@ def with_twin_apart(group: Group) -> Group:
         return group
     trained = tuple(sample for sample in group.samples if sample.completion.sample != GREEDY)
     if twin.reward is None:
-        trained = tuple(replace(sample, reward=None) for sample in trained)
+        why = None if twin.shaped is not None else f"its greedy twin could not be scored: {_why(twin)}"
+        trained = tuple(replace(sample, reward=None, error=sample.error or (why if sample.reward is not None else None)) for sample in trained)
     return Group(prompt=group.prompt, samples=trained, greedy=twin)
+
+
+def _why(twin: ScoredSample) -> str:
+    told = [f"{part.name}: {part.error}" for part in twin.parts if part.error is not None and part.weight]
+    return next(iter([*told, *([] if twin.error is None else [twin.error])]), "every part with a weight abstained (returned None)")
 
 
 def twin_metrics(groups: Iterable[Group], world: World) -> dict[str, float]:

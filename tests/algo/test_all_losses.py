@@ -375,6 +375,18 @@ def test_an_own_loss_that_returns_something_else() -> None:
             own_loss(values, values, values, function=wrong, **known)
 
 
+def test_an_own_loss_without_a_gradient() -> None:
+    """It would train for nights and move no weight."""
+    known = {"sequence": torch.zeros(3, dtype=torch.int64), "num_sequences": 1}
+    new = torch.zeros(3, requires_grad=True)
+    for without in (lambda new, old, advantages: (-advantages * new).detach(), lambda new, old, advantages: -advantages * old):
+        with pytest.raises(RftError, match="has no gradient"):
+            own_loss(new, new, torch.ones(3), function=without, **known)
+        with torch.no_grad():
+            own_loss(new.detach(), new, torch.ones(3), function=without, **known)
+        assert own_loss(new[:0], new[:0], torch.ones(0), function=without, **known).loss.numel() == 0
+
+
 def test_an_own_loss_gets_what_it_asks_for() -> None:
     def mine(new: Any, old: Any, advantages: Any, *, num_sequences: int, power: int) -> Any:
         assert not old.requires_grad

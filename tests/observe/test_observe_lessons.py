@@ -141,6 +141,20 @@ def test_a_part_that_never_scores_nor_fails_is_named_once():
     assert found == [[], [], [mine], [], [late], []]
 
 
+def test_a_part_that_does_nothing_but_fail_is_named_once():
+    failing, fine = {"errors": 4}, {"mean": 0.0, "std": 0.0, "errors": 4}
+    state = LessonState(on_policy=True)
+    found = [lessons(_parts(mine=failing, math=fine), state) for _ in range(2)]
+    resumed = LessonState(on_policy=True)
+    resumed.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    found += [lessons(_parts(mine=failing, math=fine), resumed) for _ in range(3)]
+    assert [[code for code, _ in step] for step in found] == [[], [], ["part_failed"], [], []]
+    assert "part `mine` failed on every completion" in found[2][0][1] and "(4 errors in this step)" in found[2][0][1]
+    state = LessonState(on_policy=True)
+    steps = [failing, failing, fine, failing, {"errors": 0}, failing]
+    assert [lessons(_parts(mine=part), state) for part in steps] == [[]] * 6
+
+
 @pytest.mark.parametrize("once", [{"mean": 1.0, "std": 0.0, "errors": 0}, {"errors": 2}])
 def test_a_part_that_scored_or_failed_before_may_abstain(once):
     state = LessonState(on_policy=True)

@@ -119,6 +119,7 @@ def test_a_reward_rule() -> None:
     assert explain("plain", REWARDS).endswith("[{rule: plain}]}`\n")
     page = explain("rewards.default.parts.rule", REWARDS)
     assert page.startswith("rewards.LABEL.parts[].rule\n") and page.endswith("\n\n  same   1 if equal\n  plain  always 1\n")
+    assert explain("rules", REWARDS) == explain("rule", REWARDS) == page
     with pytest.raises(UsageError) as caught:
         explain("plian", REWARDS)
     assert caught.value.hint == "did you mean `plain`?"

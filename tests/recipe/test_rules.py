@@ -91,6 +91,19 @@ BREACHES = [
         "`rule` and `python` exclude each other",
     ),
     ("part-names", ["rewards.default=[{rule: exact}, {python: 'm:exact'}]"], "rewards.default.parts[1]", "a second part named `exact`"),
+    (
+        "part-names",
+        ["rewards.default=[{python: 'm:f'}, {rule: exact, name: f.short}]"],
+        "rewards.default.parts[1].name",
+        "`f.short` may be a value that part `f` returns by name",
+    ),
+    ("part-names", ["rewards.default=[{rule: exact, name: penalty}]"], "rewards.default.parts[0].name", "`penalty` is what `reward_shaping` adds"),
+    (
+        "replayed-share",
+        ["rollout.replay={share: 0.1}", "batch.prompts_per_step=8"],
+        "rollout.replay.share",
+        "0.1 of 8 prompts a step is not one prompt: none would ever come back",
+    ),
     ("part-names", ["rewards.default=[{rule: near, name: exact}, {rule: exact}]"], "rewards.default.parts[1]", "a second part named `exact`"),
     ("unknown-scorer", [HTTP, "rewards.default=[{model: servce}]"], "rewards.default.parts[0].model", "no entry `servce` in models.scorers"),
     (
@@ -111,6 +124,7 @@ BREACHES = [
     ("scorer-score", [f"{JUDGE}, score: {{json: a, token: yes}}}}"], "models.scorers.s.score.token", "`json` and `token` exclude each other"),
     ("scorer-score", [f"{JUDGE}, score: {{regex: 'a+'}}}}"], "models.scorers.s.score.regex", "needs one group in parentheses, has 0"),
     ("scorer-score", [f"{JUDGE}, score: {{json: a}}, samples: 3}}"], "models.scorers.s.samples", "needs a temperature above 0"),
+    ("scorer-score", [f"{JUDGE}, score: {{json: a, scale: 0}}}}"], "models.scorers.s.score.scale", "must not be 0"),
     ("scorer-score", [f"{JUDGE}, score: {{token: yes, against: [yes]}}}}"], "models.scorers.s.score.against[0]", "`yes` is there twice"),
     (
         "scorer-service",

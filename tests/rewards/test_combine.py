@@ -129,6 +129,13 @@ def test_ways_in_numbers(how: str, pairs: list[tuple[float, float | None]], expe
     assert found == (None if expected is None else pytest.approx(expected))
 
 
+def test_a_product_that_no_float32_holds_is_an_error_of_its_sample(folder: Path) -> None:
+    parts = [part("value", name=f"p{index}", weight=1e6) for index in range(4)]
+    large, small = score(folder, parts, group(1e12, 1e-6), CombineSpec(how="product"))
+    assert large.reward is None and large.error == "the parts come to a reward of 1e+72, expected a finite number of at most 1e+18"
+    assert small.reward == pytest.approx(1.0) and small.error is None
+
+
 @pytest.mark.parametrize(
     ("pairs", "expected"),
     [

@@ -57,6 +57,11 @@ def test_the_completions_endpoint() -> None:
         assert server.asked[0].path == "/completions" and server.asked[0].body["prompt"] == "Is 4 right?"
 
 
+def test_an_address_that_does_not_exist_is_shown_whole() -> None:
+    with FakeService(lambda one, number: Reply(status=404)) as server:
+        assert f"{server.url}/chat/completions replied with status 404" in str(judged(server.url, REGEX))
+
+
 def test_the_mean_of_several_replies() -> None:
     with FakeService(lambda one, number: chat_reply("score: 1", "score: 4", "score: 7")) as server:
         assert judged(server.url, REGEX, samples=3) == pytest.approx(0.4) and server.asked[0].body["n"] == 3

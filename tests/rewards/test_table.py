@@ -197,8 +197,24 @@ def test_the_prompt_is_never_scored(folder: Path) -> None:
 def test_labels_and_the_default() -> None:
     table = {"math": [rule("math_answer")], "default": [rule("length", options={"target": 1, "limit": 5})]}
     assert [s.reward for s in score(table, completion("4", draw=0), completion("4", draw=1, label="chat"))] == [1.0, 0.5]
-    with pytest.raises(RftError, match="row train:9 has the label `chat`, for which there are no rewards"):
+    with pytest.raises(RftError, match="row train:9 has the label `chat`, for which there are no rewards") as caught:
         score({"math": [rule("math_answer")]}, completion(draw=9, label="chat"))
+    asked = "rewards.default for all rows without an entry of their own; there are rewards for math"
+    assert caught.value.hint == f"add rewards.chat, or {asked}"
+    with pytest.raises(RftError) as caught:
+        score({"math": [rule("math_answer")]}, completion(draw=9, label="default"))
+    assert caught.value.hint == f"add {asked}"
+
+
+def test_an_object_is_closed_once(tmp_path: Path) -> None:
+    source = "CLOSED = []\n\nclass Mine:\n    def __call__(self, completion): return 1.0\n    def close(self): CLOSED.append(self)\n"
+    (tmp_path / "closed_once.py").write_text(source)
+    part = PartSpec(name="mine", kind="python", target="closed_once:Mine")
+    table = RewardTable({"default": [part]}, search_path=[tmp_path])
+    table.close()
+    table.close()
+    assert len(sys.modules["closed_once"].CLOSED) == 1
+    sys.path.remove(str(tmp_path))
 
 
 def test_the_text_a_part_reads() -> None:

@@ -43,6 +43,12 @@ def text(rewards):
 def nan(rewards):
     return rewards * float("nan")
 
+def huge(rewards):
+    return rewards * 1e300
+
+def digits(rewards):
+    return [10**400] * len(rewards)
+
 def table(rewards):
     return rewards[:, None].expand(-1, 2)
 
@@ -97,7 +103,9 @@ def test_it_is_refused_before_anything_loads(folder: Path, target: str, options:
         ("none", "returned a NoneType, expected 3 numbers"),
         ("text", "returned a list, expected 3 numbers"),
         ("nan", "returned nan for completion 0 of 3"),
-        ("table", "returned a Tensor, expected 3 numbers"),
+        ("huge", "returned 1e+300 for completion 1 of 3, expected a finite number of at most 1e+12"),
+        ("digits", "returned a list, expected 3 numbers"),
+        ("table", "returned a Tensor of shape (3, 2), expected 3 numbers"),
         ("breaks", "failed: KeyError: 'gone'"),
     ],
 )

@@ -8,7 +8,10 @@ import pytest
 
 from rftcli.errors import ResumeError, UsageError
 from rftcli.events import Logged, StepDone, read_events
+from rftcli.observe.files import read_json
+from rftcli.observe.files import write_json as observers_json
 from rftcli.runtime.emit import Emitter
+from rftcli.runtime.launch import close_book
 from rftcli.runtime.rundir import RunDir, State, write_text
 
 
@@ -23,6 +26,19 @@ def test_a_used_directory_is_refused_with_the_ways_out(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"`rft resume {run.path}` goes on with it"):
         RunDir(tmp_path / "run").create()
     assert (run.path / "note.txt").read_text() == "mine"
+
+
+def test_half_a_surrogate_pair_in_a_cause_is_written_and_read(tmp_path: Path) -> None:
+    """Replies of services and errors of anybody's code may hold one. Whatever else is written beside it must not be lost."""
+    run = RunDir(tmp_path)
+    state = State(status="failed", step=1, attempt=1, cause="bad \ud800 reply, \N{SNOWMAN}")
+    run.write_state(state)
+    assert run.read_state() == state
+    close_book(run, state)
+    (ended,) = read_events(run.events)
+    assert ended.kind == "end" and ended.cause == state.cause
+    observers_json(tmp_path / "small.json", {"cause": state.cause})
+    assert read_json(tmp_path / "small.json") == {"cause": state.cause}
 
 
 def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
@@ -84,8 +100,8 @@ def test_latest_log_follows_the_attempt(tmp_path: Path) -> None:
 def test_write_text_leaves_the_old_file_when_the_new_one_fails(tmp_path: Path) -> None:
     target = tmp_path / "file"
     write_text(target, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_text(target, "\ud800")
+    with pytest.raises(TypeError):
+        write_text(target, 3)  # type: ignore[arg-type]
     assert target.read_text() == "old"
 
 

@@ -17,6 +17,7 @@ from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.recipe.load import load_text
 from rftcli.rewards.scorers.cache import Cache
 from rftcli.rewards.scorers.files import READ_BYTES, fingerprint
+from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.scorers.verdict import Verdict
 from rftcli.runtime.scorer_checks import scorer_facts
 from rftcli.runtime.scorers import files_of
@@ -166,3 +167,10 @@ def test_names_count_and_borders_between_files_too(tmp_path: Path) -> None:
             (tmp_path / name / file).write_text(text)
     found = {fingerprint([tmp_path / name]) for name in "abcde"} | {fingerprint([]), fingerprint([tmp_path / "a", tmp_path / "b"])}
     assert len(found) == 6  # an empty folder says as much as none
+
+
+def test_a_name_with_signs_of_patterns_finds_its_own_scores(folder: Path) -> None:
+    spec = ScorerSpec(name="help[ful]*", kind="http", cache=True)
+    kept = Cache(folder / "scores", spec, 0)
+    kept.put("text", Verdict(value=0.5))
+    assert Cache(folder / "scores", spec, 1).get("text") == Verdict(value=0.5)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rftcli.engines.fake import FakeSampler
 from rftcli.errors import RftError
 from rftcli.protocols import Roles
+from rftcli.rewards.failures import count_failures
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages.collect import Collected, collect
 from rftcli.stages.credit import Credited, credit
@@ -221,6 +222,15 @@ def test_remax_in_numbers(made: SimpleNamespace, size: int) -> None:
     assert [bool(item.mask.any()) for item in everything(credited)] == [True, True, False, False, True, False]
     metrics = reward_metrics(records_of(groups))
     assert metrics["reward_mean"] == pytest.approx(2 / 3) and metrics["samples_dropped"] == 3
+
+
+def test_a_twin_that_cannot_be_scored_is_the_cause_that_is_told(made: SimpleNamespace) -> None:
+    broken = PartScore(name="right", value=None, weight=1.0, seconds=0.0, error="no luck")
+    for parts, cause in (([broken], "right: no luck"), ([replace(broken, error=None)], "every part with a weight abstained (returned None)")):
+        twin = made.sample(0, GREEDY, None, parts=parts)
+        group = with_twin_apart(Group(prompt=made.prompt(0), samples=(twin, made.sample(0, 0, 1.0), made.sample(0, 1, None, parts=[broken]))))
+        total, failures = count_failures(group.samples)
+        assert (total, failures) == (2, {f"its greedy twin could not be scored: {cause}": 1, "right: no luck": 1})
 
 
 class Numbers:

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from rftcli.algo import groups as estimator_groups
 from rftcli.stages import records
-from rftcli.stages.records import SampleRecord, length_metrics, part_metrics, record, records_of, reward_metrics, sample_line, spread
+from rftcli.stages.records import (
+    SampleRecord,
+    length_metrics,
+    part_metrics,
+    record,
+    records_of,
+    reward_metrics,
+    sample_line,
+    spread,
+    uneven_groups,
+)
 from rftcli.types import FinishReason, PartScore
 
 
@@ -162,3 +172,16 @@ def test_a_line_of_the_samples_file(made: SimpleNamespace) -> None:
 def test_sizes_of_groups_are_those_of_their_baselines(made: SimpleNamespace) -> None:
     found = reward_metrics(records_of(made.groups({0: [1.0, 0.0, 0.5], 1: [1.0, None, None]})))
     assert found["groups"] == 2 and found["group_size"] == {"mean": 2.0, "min": 1, "max": 3}
+
+
+def test_a_name_that_a_function_leaves_out_for_some_answers_is_uneven(made: SimpleNamespace) -> None:
+    def parts(*names: str, error: str | None = None) -> list[PartScore]:
+        return [PartScore(name=name, value=None if error else 1.0, weight=1.0, seconds=0.0, error=error) for name in names]
+
+    samples = [
+        made.sample(0, 0, 2.0, parts=parts("p.a", "p.b")),
+        made.sample(0, 1, 1.0, parts=parts("p.a")),
+        made.sample(1, 0, 1.0, parts=parts("p.a")),
+    ]
+    failed = made.sample(1, 1, None, parts=parts("p", error="broke"))
+    assert uneven_groups([record(sample) for sample in [*samples, failed]]) == {"p.b": 1}

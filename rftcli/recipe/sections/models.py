@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rftcli.recipe.sections.base import Count, ModelPath, NonNegative, Options, PathText, Section, Share, TemplateText, Text
+from rftcli.recipe.sections.base import Count, ModelPath, Name, NonNegative, Options, PathText, Section, Share, TemplateText, Text
 from rftcli.recipe.sections.critic import CriticModel
 from rftcli.recipe.sections.quantise import Quantise
 from rftcli.recipe.sections.scorers import ScorerModel
@@ -108,5 +108,5 @@ class Models(Section):
         default_factory=ReferenceModel, description="The frozen model that the KL term compares with; loaded only when something needs it."
     )
     critic: CriticModel | None = Field(None, description="The model that learns what answers will be worth; gae needs one. A mapping may be empty.")
-    scorers: dict[Text, ScorerModel] = Field({}, description="Name to a model or service that reward parts use as `model: NAME`.")
+    scorers: dict[Name, ScorerModel] = Field({}, description="Name to a model or service that reward parts use as `model: NAME`.")
     teacher: TeacherModel | None = Field(None, description="The model that the policy is distilled from; a `path` or a `server`.")

@@ -19,7 +19,9 @@ class RewardPart(Section):
         "`options`; it returns a number, None to abstain, or a mapping of named numbers. A class is made once with the options and then called.",
     )
     name: Text | None = Field(None, description="Name of the part in logs and samples; null: the rule's, the scorer's or the function's own name.")
-    weight: float = Field(1.0, description="What the part's value is multiplied with before the parts are combined; 0 is only logged.")
+    weight: float = Field(
+        1.0, ge=-1e6, le=1e6, description="What the part's value is multiplied with before the parts are combined; 0 is only logged."
+    )
     options: Options = Field({}, description="Arguments of the rule or function.")
     on_error: Literal["fail_sample", "abstain", "stop"] = Field(
         "fail_sample", description="When the part fails: the sample has no reward, the part is left out of the sum, or the run stops."
@@ -66,7 +68,7 @@ class Overlong(Section):
         description="Tokens before `rollout.max_new_tokens` over which the penalty grows from 0 to -1; `auto` is a fifth of the shortest one of all "
         "labels."
     )
-    factor: float = Field(1.0, gt=0, description="What the penalty is multiplied with.")
+    factor: float = Field(1.0, gt=0, le=1e6, description="What the penalty is multiplied with.")
 
 
 class RewardShaping(Section):
@@ -78,7 +80,7 @@ class RewardShaping(Section):
         "rewards above 0 with `truncated_factor`.",
     )
     truncated_factor: float = Field(0.0, ge=0, lt=1, description="Share of a reward above 0 that a truncated answer keeps under `penalise`.")
-    missing_eos_penalty: float = Field(0.0, ge=0, description="Subtracted from the reward of an answer that did not end by itself.")
+    missing_eos_penalty: float = Field(0.0, ge=0, le=1e6, description="Subtracted from the reward of an answer that did not end by itself.")
     overlong: Overlong | None = Field(None, description="A penalty that grows over the last tokens before `max_new_tokens`; null is off.")
     running_norm: Literal["off", "scale", "full"] = Field(
         "off",

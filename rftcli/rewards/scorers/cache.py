@@ -7,6 +7,7 @@ of it alone. Errors are not kept. Each rank writes its own file and reads all of
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
@@ -36,7 +37,7 @@ class Cache:
         self._identity = f"{canonical(data)}\n{fingerprint(files)}"
         self._file = folder / f"{spec.name}.rank_{rank}.jsonl"
         self._known: dict[str, Verdict] = {}
-        for path in sorted(folder.glob(f"{spec.name}.rank_*.jsonl")) if folder.is_dir() else ():
+        for path in sorted(folder.glob(f"{glob.escape(spec.name)}.rank_*.jsonl")) if folder.is_dir() else ():
             self._read(path)
         self._torn = self._file.is_file() and not self._file.read_bytes().endswith(b"\n")
 

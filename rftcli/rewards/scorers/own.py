@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rftcli.errors import UsageError
-from rftcli.rewards.functions import as_number, describe, load_object
+from rftcli.rewards.functions import as_number, close_own, describe, load_object
 from rftcli.rewards.scorers.view import View, canonical
 
 FIELDS = ("prompt", "messages", "completion", "reference", "label", "columns")
@@ -41,7 +41,7 @@ class OwnScorer:
         self._target = target
         try:
             self._scorer: Any = cls(device, **options)
-        except Exception as error:  # code of the user: whatever it raises is its author's to read
+        except (Exception, SystemExit) as error:  # code of the user: whatever it raises is its author's to read
             raise UsageError(f"`{target}` cannot be constructed: {describe(error)}") from error
 
     def key(self, view: View) -> str:
@@ -55,7 +55,7 @@ class OwnScorer:
         try:
             found = self._scorer.score(records)
             values = list(found.tolist() if callable(getattr(found, "tolist", None)) else found)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return [ValueError(f"{self._target}: {describe(error)}")] * len(views)
         if len(values) != len(views):
             return [ValueError(f"{self._target} returned {len(values)} values for {len(views)} rows")] * len(views)
@@ -69,6 +69,4 @@ class OwnScorer:
         return ValueError(f"{self._target} returned None for a row") if number is None else number
 
     def close(self) -> None:
-        close = getattr(self._scorer, "close", None)
-        if callable(close):
-            close()
+        close_own(self._target, self._scorer)

@@ -108,7 +108,7 @@ class Service:
     def _try(self, body: Any, suffix: str) -> Any:
         self._sleep(self._pace.pause())
         address = self._addresses.take()
-        shown, good = redacted_text(address), False
+        shown, good = redacted_text(address + suffix), False
         try:
             status, headers, content = self._post(address + suffix, body)
             good = status < 500
