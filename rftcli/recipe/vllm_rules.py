@@ -56,18 +56,20 @@ WITHOUT_FORM = ("use_dora", "rank_pattern", "alpha_pattern", "target_parameters"
 
 def adapter(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     """What vLLM cannot serve beside the base can be merged into it."""
-    if recipe.rollout.engine != "vllm" or recipe.rollout.vllm.lora != "adapter":
+    section, engine = recipe.rollout.vllm, recipe.rollout.engine
+    if engine not in ("auto", "vllm") or section.lora != "adapter":
         return
     here, lora = ("models", "policy", "lora"), recipe.models.policy.lora
     asked, hint = (("rollout", "vllm", "lora"),), "rollout.vllm.lora: merged"
+    elsewhere = ("server",) if section.server is not None else ("process",) if section.process == "beside" else ()
+    for key in elsewhere:
+        why = "in another process only whole weights have a way to it, and a proof that they arrived"
+        yield Finding(path=asked[0], message="`adapter` needs an engine inside the ranks", reason=why, hint=hint, reads=(("rollout", "vllm", key),))
+    if engine == "auto":
+        return
     if lora is None:
         yield Finding(path=asked[0], message="needs `models.policy.lora`", reason="there is no adapter", hint=hint, reads=(here,))
         return
-    section = recipe.rollout.vllm
-    elsewhere = ("server",) if section.server is not None else ("process",) if section.process == "beside" else ()
-    for key in elsewhere:
-        why = "what takes weights in another process takes whole ones"
-        yield Finding(path=asked[0], message="`adapter` needs an engine inside the ranks", reason=why, hint=hint, reads=(("rollout", "vllm", key),))
     apart = {
         "save_also": (bool(lora.save_also), "modules that are trained whole are not part of what vLLM loads as an adapter"),
         "start_from": (lora.start_from is not None, "its rank, which vLLM makes room for, is not known before it is loaded"),

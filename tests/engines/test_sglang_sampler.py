@@ -254,8 +254,9 @@ def test_ranks_of_one_engine_get_their_own_from_the_first(make: Make) -> None:
             running, kit.model, kit.tokenizer, (2,), world=world, tensor_parallel=2, checkable=False, dtype=torch.float32, device=CPU
         )
         sampler.load(kit.weights(), 1)
-        requests = [] if world.rank == 1 else [kit.request(2, 10 * world.rank)]
-        made = list(sampler.generate(requests, SamplingSettings(max_new_tokens=2, seed=0)))
+        requests = [] if world.rank == 1 else [kit.request(2, 10 * world.rank, limit=1 if world.rank == 3 else None)]
+        made = list(sampler.generate(requests, SamplingSettings(max_new_tokens=2, seed=0, ignore_eos=True)))
+        assert all(len(one.trace.ids) == (1 if world.rank == 3 else 2) for one in made)
         with pytest.raises(UsageError, match="it has no `bad_words`"):
             list(sampler.generate(requests, SamplingSettings(max_new_tokens=2, seed=0, bad_words=("a",))))
         return sorted((one.prompt.draw, one.sample) for one in made)

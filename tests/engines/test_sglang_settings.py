@@ -57,12 +57,14 @@ def test_refusals(kit, changes: dict, message: str) -> None:
 
 def test_a_row_that_goes_on_has_less_left_and_other_noise() -> None:
     settings = SamplingSettings(max_new_tokens=8, min_new_tokens=3, seed=1)
-    first = of_row({"top_k": 4}, settings, draw=5, sample=0, done=0, seeded=True, greedy=False)
-    later = of_row({"top_k": 4}, settings, draw=5, sample=0, done=5, seeded=True, greedy=False)
+    first = of_row({"top_k": 4}, settings, draw=5, sample=0, done=0, limit=8, seeded=True, greedy=False)
+    later = of_row({"top_k": 4}, settings, draw=5, sample=0, done=5, limit=8, seeded=True, greedy=False)
+    cut = of_row({"top_k": 4}, settings, draw=5, sample=0, done=1, limit=2, seeded=True, greedy=False)
+    assert (cut["max_new_tokens"], cut["min_new_tokens"]) == (1, 1)
     assert (first["max_new_tokens"], first["min_new_tokens"], later["max_new_tokens"], later["min_new_tokens"]) == (8, 3, 3, 0)
     assert first["sampling_seed"] != later["sampling_seed"] and first["top_k"] == 4 and 0 <= first["sampling_seed"] < 2**63
-    assert "sampling_seed" not in of_row({}, settings, draw=5, sample=0, done=0, seeded=False, greedy=False)
-    assert of_row({"temperature": 1.0}, settings, draw=5, sample=-1, done=0, seeded=False, greedy=True)["temperature"] == 0.0
+    assert "sampling_seed" not in of_row({}, settings, draw=5, sample=0, done=0, limit=8, seeded=False, greedy=False)
+    assert of_row({"temperature": 1.0}, settings, draw=5, sample=-1, done=0, limit=8, seeded=False, greedy=True)["temperature"] == 0.0
 
 
 def test_text_is_read_only_where_it_has_to_be() -> None:

@@ -36,6 +36,14 @@ def test_a_recipe_with_a_server_needs_no_vllm_here(compiled: Compiled) -> None:
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
+def test_a_server_takes_nothing_of_the_ranks_devices(compiled: Compiled, gpus: MachineFacts) -> None:
+    names = [
+        {row.name for row in compiled(f"rollout={{engine: vllm, vllm: {{{place}}}}}", machine=replace(gpus, vllm=True), **SMALL).memory.rows}
+        for place in ("process: beside", "server: {urls: ['http://one:8000']}")
+    ]
+    assert "KV cache" in names[0] and names[0] - names[1] == {"KV cache", "engine weights", "engine at work"}
+
+
 def test_servers_share_a_step_and_the_ranks_do_not(compiled: Compiled) -> None:
     sets = ("batch.prompts_per_step=24", "rollout.samples_per_prompt=5")
     shares = [compiled(*sets, URLS, ranks=ranks).rollout.vllm.max_sequences for ranks in (1, 4)]

@@ -122,11 +122,13 @@ def test_ranks_that_share_an_engine_divide_those_of_a_machine(compiled: Compiled
 
 def test_sglang_is_planned_alike(compiled: Compiled, gpus: MachineFacts, with_vllm: MachineFacts) -> None:
     plan = compiled("rollout.engine=sglang", machine=gpus, ranks=8, **SMALL)
-    found, vllm = plan.rollout.sglang, compiled(machine=with_vllm, ranks=8, **SMALL).rollout.vllm
+    found, vllm = plan.rollout.sglang, compiled("rollout.vllm.process=beside", machine=with_vllm, ranks=8, **SMALL).rollout.vllm
     assert found is not None and vllm is not None and plan.rollout.own_engine is found and plan.rollout.vllm is None and not plan.rollout.shares_weights
     for name in ("max_model_tokens", "max_sequences", "cache_bytes", "memory_share", "sleep", "graphs", "memory"):
         assert getattr(found, name) == getattr(vllm, name)
     assert found.cache_tokens == 65 * 2048 and found.weight_bytes == 2 * 500_000_000
+    parts = {row.name: row.gib for row in plan.memory.rows} if plan.memory is not None else {}
+    assert parts["engine weights"]["rollout"] == pytest.approx(found.weight_bytes / 2**30) and parts["KV cache"]["learn"] > 0
     text = plan_text(plan)
     assert "SGLang beside the ranks, one in every rank" in text and "graphs up to 64 rows" in text
     assert any(note.startswith("sglang: the engine's generator is seeded when it starts") for note in plan.notes)

@@ -588,6 +588,15 @@ BREACHES = [
     ("vllm-arguments", ["rollout.vllm.options={enable_lora: true}"], "rollout.vllm.options.enable_lora", "has a key of its own: `rollout.vllm.lora`"),
     ("vllm-lora", ["rollout={engine: vllm, vllm: {lora: adapter}}"], "rollout.vllm.lora", "needs `models.policy.lora`"),
     *(
+        (
+            "vllm-lora",
+            ["models.policy.lora={}", f"rollout={{engine: {engine}, vllm: {{lora: adapter, {place}}}}}"],
+            "rollout.vllm.lora",
+            "`adapter` needs an engine inside the ranks",
+        )
+        for engine, place in (("vllm", "process: beside"), ("vllm", "server: {urls: ['http://a:1']}"), ("auto", "server: {start: {}}"))
+    ),
+    *(
         ("vllm-lora", ["rollout={engine: vllm, vllm: {lora: adapter}}", f"models.policy.lora={{{lora}}}"], f"models.policy.lora.{path}", message)
         for lora, path, message in (
             ("save_also: [lm_head]", "save_also", "does not go with `rollout.vllm.lora: adapter`"),
@@ -630,6 +639,12 @@ BREACHES = [
     *(
         ("sglang-together", [f"rollout={{engine: sglang, {name}, sglang: {{tensor_parallel: 2}}}}"], f"rollout.{key}", "needs `rollout.sglang.tensor_parallel: 1`")
         for key, name in (("by_label", "by_label: {default: {top_p: 0.9}}"), ("over_sample", "over_sample: {}"))
+    ),
+    (
+        "sglang-together",
+        [*PARTIAL, "rollout={engine: sglang, sglang: {tensor_parallel: 2}}"],
+        "rollout.partial",
+        "needs `rollout.sglang.tensor_parallel: 1`",
     ),
     ("traced-steps", ["profile.steps=[2, 11]"], "profile.steps", "step 11 is never reached: `train.steps` is 10"),
     *(
