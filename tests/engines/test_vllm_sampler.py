@@ -94,8 +94,6 @@ class StandIn:
         self.calls.extend(f"wake {tag}" for tag in tags)
 
 
-
-
 def make(kit, llm=None, world=None, **changes) -> VLLMSampler:
     settings = {"seeded": True, "dtype": torch.float32, "device": torch.device("cpu"), **changes}
     tokenizer = kit.build_tokenizer(40)

@@ -44,7 +44,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     tokenizer = load_tokenizer(path)
     folder = str(config_folder(model, tokenizer, "float32"))
     adapter = attach(model, rank=4, alpha=6.0, dropout=0.0, targets="all-linear", save_also=(), options={}, start_from=None, base_name=path)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('meet') / 'file'}", rank=0, world_size=1)
+    if not dist.is_initialized():  # another file of tests may have had an engine in this process
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('meet') / 'file'}", rank=0, world_size=1)
     arguments = {
         "load_format": "dummy", "dtype": "float32", "distributed_executor_backend": "external_launcher", "enforce_eager": True,
         "kv_cache_memory_bytes": 64 * 2**20, "max_model_len": 128, "max_num_seqs": 64, "logprobs_mode": "processed_logprobs",
