@@ -95,6 +95,7 @@ def test_evaluation_of_an_adapted_checkpoint(rft: Callable[..., Command], straig
     assert found["prompts"] == 16 and found["mean@1"] == events(straight, "eval")[-1]["sets"]["held_out"]["mean@1"]
 
 
+@pytest.mark.slow
 def test_going_on_from_an_adapter_in_bfloat16(rft: Callable[..., Command], tmp_path: Path, straight: Path) -> None:
     """Another run starts from the saved adapter; the reference is a frozen copy of it: no KL in the first step."""
     adapter = straight / "checkpoints" / "step_000004" / "adapter"

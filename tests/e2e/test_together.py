@@ -79,6 +79,7 @@ def test_an_untrained_adapter_changes_no_evaluation(rft: Callable[..., Command],
     assert any("LoRA" in event["text"] for event in events(tmp_path / "adapted", "log"))
 
 
+@pytest.mark.slow
 def test_weights_alone_bring_the_critic_along(rft: Callable[..., Command], tmp_path: Path) -> None:
     """Without the trainer's state a run goes on, when asked, from the policy and the critic of its checkpoint: the same answers, and the same
     values of them, as in the run that went straight on. More steps keep the critic's schedule."""
@@ -102,7 +103,7 @@ def test_weights_alone_bring_the_critic_along(rft: Callable[..., Command], tmp_p
     assert not weights_equal(run / "checkpoints" / "step_000004" / "critic", run / "checkpoints" / "step_000002" / "critic")
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_adapter_over_quantised_weights_on_two_ranks(rft: Callable[..., Command], tmp_path: Path, stage: int) -> None:
     """Trained, stopped after the first of two steps and resumed bit for bit, its checkpoint evaluated."""
     sets = {

@@ -36,7 +36,7 @@ def test_several_rollouts_make_the_same_update(rft: Start, tmp_path: Path) -> No
     assert str(events(tmp_path / "two", "start")[0]["batch"]).startswith("2 rollouts x 4 prompts x 4 samples = 32 completions a step")
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "bfloat16" else pytest.mark.slow) for name in OTHERS])
 def test_stopped_and_resumed_bit_for_bit(rft: Start, tmp_path: Path, name: str) -> None:
     how = sets(*OTHERS[name])
     straight = rft("train", "quickstart", "--ranks", "2", "--run-dir", "straight", *SMALL, *how)
