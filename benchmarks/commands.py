@@ -128,10 +128,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names, or beginnings of names, separated by commas")
     parser.add_argument("--repeats", type=int, default=7, help="of the quick ones; whole runs three times")
-    parser.add_argument("--out", type=Path, default=RESULTS / "commands-cpu.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "commands-cpu.json", help="results in it are kept; those measured anew are replaced")
     options = parser.parse_args()
     wanted = tuple(options.only.split(","))
-    results = {}
+    results: dict[str, Any] = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
     print(f"{'command':<22} {'what':<20} {'median s':>9}   range")
     for name in CASES:
         if name.startswith(wanted):
