@@ -2,6 +2,7 @@
 
     python -m benchmarks.against c1 c2 c3                 a CPU; TRL has to be installed for its sides: pip install trl
     python -m benchmarks.against cmp-0.5b --sides rft,trl-tuned --repeats 2
+    python -m benchmarks.against real --model FOLDER          real weights, real ends
 
 Sides run one after the other in turns, each a process of its own; told are the median and the range over all counted steps of all turns.
 Results: benchmarks/results/against-WORKLOAD-CARD.json.
@@ -33,10 +34,10 @@ def recipe(workload: Workload, model: Path, prompts: Path) -> dict[str, Any]:
     cut = {} if workload.micro_batch >= workload.rows else {"micro_batch_size": workload.micro_batch}
     return {
         "models": {"policy": {"path": str(model), "dtype": workload.dtype}},
-        "data": {"train": {"path": str(prompts), "columns": {"prompt": "prompt"}}, "shuffle": False},
+        "data": {"train": {"path": str(prompts), "as_chat": False}, "shuffle": False},
         "rollout": {
             "engine": workload.engine, "samples_per_prompt": workload.samples, "max_prompt_tokens": workload.prompt_tokens,
-            "max_new_tokens": workload.new_tokens, "ignore_eos": True,
+            "max_new_tokens": workload.new_tokens, "ignore_eos": not workload.ends_early,
         },
         "rewards": {"default": [{"python": "benchmarks.workloads:even_share", "name": "even"}]},
         "algorithm": {"advantage": {"kind": "grpo"}},
@@ -84,22 +85,30 @@ def _run(command: list[str]) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        raise RuntimeError(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return done.stdout
 
 
-def measure(name: str, sides: list[str], repeats: int) -> dict[str, Any]:
+def measure(name: str, sides: list[str], repeats: int, model: Path | None) -> dict[str, Any]:
     workload = WORKLOADS[name]
     turns: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as shared:
+        if workload.ends_early and model is not None:
+            (Path(shared) / "model").symlink_to(model.resolve())
         prepare(workload, Path(shared))
         for turn in range(repeats):
             for side in sides if turn % 2 == 0 else reversed(sides):  # a machine that slows down is no side's loss
-                with tempfile.TemporaryDirectory() as folder:
-                    turns[side].append(SIDES[side](name, Path(shared), Path(folder)))
+                try:
+                    with tempfile.TemporaryDirectory() as folder:
+                        turns[side].append(SIDES[side](name, Path(shared), Path(folder)))
+                except RuntimeError as error:
+                    print(f"{name} {side}: left out, {error}", flush=True)
+                    continue
                 print(f"{name} {side}: {[round(second, 3) for second in turns[side][-1]['seconds']]}", flush=True)
     found = {}
     for side, runs in turns.items():
+        if not runs:
+            continue
         counted = [second for run in runs for second in run["seconds"][workload.warm_up :]]
         found[side] = {"median": statistics.median(counted), "range": [min(counted), max(counted)], "turns": runs}
     return found
@@ -120,13 +129,15 @@ def main() -> None:
     parser.add_argument("workloads", nargs="+", choices=list(WORKLOADS), metavar="WORKLOAD", help=", ".join(WORKLOADS))
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--model", type=Path, help="folder of the workload `real`")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     told = machine()
     card = re.sub(r"\W+", "-", told["card"] or "cpu").strip("-")
     for name in options.workloads:
-        found = measure(name, options.sides.split(","), options.repeats)
+        found = measure(name, options.sides.split(","), options.repeats, options.model)
         typed = f"python -m benchmarks.against {name} --sides {options.sides} --repeats {options.repeats}"
+        typed += f" --model {options.model.name}" if options.model else ""
         result = {"command": typed, "machine": told, "sides": found}
         (options.out / f"against-{name}-{card}.json").write_text(json.dumps(result, indent=1) + "\n")
         print(f"\n{table(name, found)}\n", flush=True)

@@ -20,6 +20,8 @@ from benchmarks.workloads import WORKLOADS, even_share, prepare
 
 def main() -> None:
     workload = WORKLOADS[sys.argv[1]]
+    if workload.ends_early:
+        raise SystemExit("the plain loop samples to the full length: no side of this workload")
     path, prompts = prepare(workload, Path(sys.argv[2]))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, workload.dtype)).to(device)

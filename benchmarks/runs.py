@@ -9,6 +9,7 @@ Every number is read from the run's own events; nothing is timed here but the co
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import statistics
@@ -78,6 +79,9 @@ def machine() -> dict[str, Any]:
     import torch
 
     packages = {name: metadata.version(name) for name in ("torch", "transformers", "deepspeed")}
+    for name in ("vllm", "trl"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     card = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {"card": card, "cards": torch.cuda.device_count(), "processor": platform.machine(), "python": platform.python_version(), **packages}
 

@@ -58,11 +58,11 @@ def main() -> None:
         "model_init_kwargs": {"dtype": workload.dtype},
     }  # fmt: skip
     if workload.engine == "vllm" and cuda:
-        settings |= {"use_vllm": True, "vllm_mode": "colocate", "generation_kwargs": {"ignore_eos": True}}
+        settings |= {"use_vllm": True, "vllm_mode": "colocate", "generation_kwargs": {"ignore_eos": not workload.ends_early}}
         if tuned:
             settings |= {"vllm_gpu_memory_utilization": 0.4, "vllm_max_model_length": workload.prompt_tokens + workload.new_tokens}
     else:
-        settings["generation_kwargs"] = {"min_new_tokens": workload.new_tokens}
+        settings["generation_kwargs"] = {"min_new_tokens": 1 if workload.ends_early else workload.new_tokens}
     if tuned:
         settings["gradient_checkpointing"] = False
     clock = Clock()

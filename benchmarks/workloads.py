@@ -1,7 +1,8 @@
 """What `python -m benchmarks.against` measures: sizes, and the model, tokenizer, prompts and reward that every side gets, made from a seed.
 
 Prompts are words `w17 w4 ...`, one token each, so lengths are exact; the reward is the share of even words of an answer, so that no group is without
-signal. Weights are random in a published shape, or a model's own.
+signal. Weights are random in a published shape. Where a workload has real weights (`--model`), prompts are sums in the model's chat form, answers end by
+themselves, and the reward is the share of vowels.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Workload:
 
     what: str
     shape: str | None = None
-    model: str | None = None
+    """None: real weights, those of `--model`."""
     prompts: int
     samples: int
     prompt_tokens: int
@@ -33,6 +34,11 @@ class Workload:
     micro_batch: int
     engine: str = "hf"
     lr: float = 1e-6
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether answers end by themselves."""
+        return self.shape is None
 
     @property
     def rows(self) -> int:
@@ -73,6 +79,7 @@ WORKLOADS: dict[str, Workload] = {
     "cmp-0.5b": Workload(what="Qwen2.5-0.5B's shape", shape="qwen2.5-0.5b", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
     "cmp-1.5b": Workload(what="Qwen2.5-1.5B's shape", shape="qwen2.5-1.5b", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
     "cmp-smollm2": Workload(what="SmolLM2's shape", shape="smollm2", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
+    "real": Workload(what="a model's own weights, real ends", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
     "std-0.5b": Workload(what="W-std, 0.5B", shape="qwen2.5-0.5b", prompts=128, samples=8, prompt_tokens=256, new_tokens=1024, **GPU),
     "std-1.5b": Workload(what="W-std, 1.5B", shape="qwen2.5-1.5b", prompts=128, samples=8, prompt_tokens=256, new_tokens=1024, **GPU),
 }  # fmt: skip
@@ -82,16 +89,30 @@ def prepare(workload: Workload, folder: Path) -> tuple[Path, Path]:
     """(folder of the model with its tokenizer, JSONL file of prompts), the same for every side. Made where they are not there yet."""
     model, prompts = folder / "model", folder / "prompts.jsonl"
     if not model.is_dir():
+        if workload.ends_early:
+            raise SystemExit("this workload needs real weights: --model FOLDER")
         _save_model(workload, model)
     if not prompts.is_file():
-        draw = random.Random(0)
-        vocabulary = SHAPES[workload.shape]["vocab_size"] if workload.shape else 512
-        rows = [
-            " ".join(f"w{draw.randrange(FIRST_WORD, vocabulary)}" for _ in range(workload.prompt_tokens))
-            for _ in range(workload.prompts * (workload.warm_up + workload.steps))
-        ]
-        prompts.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows), encoding="utf-8")
+        texts = (_sums if workload.ends_early else _words)(workload, model, workload.prompts * (workload.warm_up + workload.steps))
+        prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
     return model, prompts
+
+
+def _words(workload: Workload, model: Path, count: int) -> list[str]:
+    assert workload.shape is not None
+    draw, vocabulary = random.Random(0), SHAPES[workload.shape]["vocab_size"]
+    return [" ".join(f"w{draw.randrange(FIRST_WORD, vocabulary)}" for _ in range(workload.prompt_tokens)) for _ in range(count)]
+
+
+def _sums(workload: Workload, model: Path, count: int) -> list[str]:
+    from transformers import AutoTokenizer
+
+    tokenizer, draw, texts = AutoTokenizer.from_pretrained(model), random.Random(0), []
+    for _ in range(count):
+        numbers = " + ".join(str(draw.randrange(10, 100)) for _ in range(draw.randint(2, 6)))
+        turns = [{"role": "user", "content": f"What is {numbers}? Explain how you add the numbers, step by step."}]
+        texts.append(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    return texts
 
 
 def _save_model(workload: Workload, folder: Path) -> None:
@@ -113,6 +134,10 @@ def _save_model(workload: Workload, folder: Path) -> None:
 
 
 def even_share(completion: str) -> float:
-    """The reward: how many of the words are even."""
-    numbers = [int(word[1:]) for word in completion.split() if word[:1] == "w" and word[1:].isdigit()]
-    return sum(number % 2 == 0 for number in numbers) / len(numbers) if numbers else 0.0
+    """The reward: how many of the words are even; of a text that has no such words, how many of its letters are vowels."""
+    words = completion.split()
+    numbers = [int(word[1:]) for word in words if word[:1] == "w" and word[1:].isdigit()]
+    if numbers:
+        return sum(number % 2 == 0 for number in numbers) / len(numbers)
+    letters = [letter for letter in completion.lower() if letter.isalpha()]
+    return sum(letter in "aeiou" for letter in letters) / len(letters) if letters else 0.0
