@@ -47,8 +47,9 @@ def chunked_logprobs(
     chunk: int,
     calls: int = 1,
     entropy_gradient: bool = False,
+    read: Callable[..., tuple[Tensor, Tensor]] = plain_logprobs,
 ) -> tuple[Tensor, Tensor]:
-    """`plain_logprobs` of head(hidden (N, H)) -> (N, V), for `chunk` positions at a time.
+    """`plain_logprobs` (`read`, if given, says the same) of head(hidden (N, H)) -> (N, V), for `chunk` positions at a time.
 
     With more than one chunk and gradients on, a chunk's scores are dropped after the forward pass and computed again in the backward pass. The head
     must not draw random numbers. It is called at least `calls` times, if need be on no positions: where its weight is sharded, each call is a
@@ -58,7 +59,7 @@ def chunked_logprobs(
     assert hidden.shape[:1] == targets.shape, (hidden.shape, targets.shape)
 
     def scored(part: Tensor, part_targets: Tensor, part_temperature: float | Tensor) -> tuple[Tensor, Tensor]:
-        return plain_logprobs(head(part), part_targets, part_temperature, entropy_gradient=entropy_gradient)
+        return read(head(part), part_targets, part_temperature, entropy_gradient=entropy_gradient)
 
     calls = max(calls, -(-len(targets) // chunk))
     if calls == 1:

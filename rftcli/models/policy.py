@@ -20,6 +20,7 @@ from transformers.utils import ModelOutput
 from rftcli.algo.logprobs import chunked_logprobs
 from rftcli.models.attention import model_inputs
 from rftcli.models.router import router_losses
+from rftcli.models.scores import positions_at_once, reader
 from rftcli.types import Batch
 
 HEAD_BYTES = 256 * 2**20
@@ -38,11 +39,12 @@ class CausalPolicy(nn.Module):
     `balance`: each forward pass with gradients leaves `router_losses` (num_sequences,) behind, for a model whose router chooses experts.
     `entropy_gradient`: the entropy of a pass with gradients has one too.
     `compiled`: the backbone of this path goes through torch.compile, once for all shapes.
+    `fused`: scores are read by kernels (`scores.kernels_work`); on all ranks or on none, since it decides how often a sharded head is called.
     """
 
     def __init__(
         self, model: PreTrainedModel, *, head: Head = "chunked", gradient_checkpointing: bool = False, balance: bool = False,
-        compiled: bool = False, entropy_gradient: bool = False,
+        compiled: bool = False, entropy_gradient: bool = False, fused: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.model = model
@@ -50,7 +52,7 @@ class CausalPolicy(nn.Module):
         self._run_decoder = torch.compile(model.get_decoder().forward, dynamic=True) if compiled else None
         self.head: Head = head
         self.balances = balance
-        self.entropy_gradient = entropy_gradient
+        self.entropy_gradient, self.fused = entropy_gradient, fused
         self.router_losses: Tensor | None = None
         self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
         if gradient_checkpointing:
@@ -83,11 +85,12 @@ class CausalPolicy(nn.Module):
             features, score = self._hidden(inputs, select), self.model.get_output_embeddings()
         else:
             features, score = self._scores(inputs, select), nn.Identity()
-        chunk = max(1, HEAD_BYTES // (4 * self.model.config.get_text_config().vocab_size))
+        at_once = HEAD_BYTES * positions_at_once(features.dtype, self.fused)
+        chunk = max(1, at_once // (4 * self.model.config.get_text_config().vocab_size))
         calls = max(1, -(-most_tokens // chunk))
         with_gradient = self.entropy_gradient and torch.is_grad_enabled()
         logprobs, entropy = chunked_logprobs(
-            features, target_ids, score, temperature=temperature, chunk=chunk, calls=calls, entropy_gradient=with_gradient
+            features, target_ids, score, temperature=temperature, chunk=chunk, calls=calls, entropy_gradient=with_gradient, read=reader(self.fused)
         )
         return (logprobs[:0], entropy[:0]) if nothing else (logprobs, entropy)
 

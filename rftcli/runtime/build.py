@@ -43,7 +43,7 @@ from rftcli.runtime.inputs import bound_loss, make_answers, make_desk, make_eval
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
 from rftcli.runtime.memory import make_memory, remembered
-from rftcli.runtime.models import keep_mean, load_whole, make_policy, make_reference, make_tokenizer
+from rftcli.runtime.models import fused_scores, keep_mean, load_whole, make_policy, make_reference, make_tokenizer
 from rftcli.runtime.own_estimator import load_estimator
 from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
@@ -309,9 +309,11 @@ def build(
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     pad = pad_id(tokenizer)
     checkpointing, balance = plan.policy.gradient_checkpointing, plan.loss.router_coefficient > 0
+    fused = fused_scores(world, device, emit)
     policy = CausalPolicy(
-        model, gradient_checkpointing=checkpointing, balance=balance, compiled=plan.learner.compile, entropy_gradient=plan.loss.entropy_in_loss
-    )
+        model, gradient_checkpointing=checkpointing, balance=balance, compiled=plan.learner.compile, entropy_gradient=plan.loss.entropy_in_loss,
+        fused=fused,
+    )  # fmt: skip
     rough = plan.policy.quantise is not None and plan.policy.quantise.bits == 8
     probe = agreement(policy, temperature=plan.rollout.temperature, tolerance=TOLERANCE_8_BITS if rough else None)
     prove(probe, plan, emit)
@@ -323,7 +325,7 @@ def build(
     parameters = num_parameters(model)
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
     keep_mean(plan.policy, learner, world)
-    reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
+    reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head, fused=fused)
     teacher = make_teacher(plan, device, world)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)

@@ -16,6 +16,7 @@ from rftcli.models import lora
 from rftcli.models.freeze import freeze
 from rftcli.models.load import load_causal_lm, load_tokenizer, quantisation
 from rftcli.models.policy import CausalPolicy, Head
+from rftcli.models.scores import kernels_work
 from rftcli.models.vocabulary import add_tokens, check_ids, grow_embeddings
 from rftcli.plan.plan import ModelPlan, Plan
 from rftcli.protocols import Reference, World
@@ -91,7 +92,17 @@ def make_policy(
     return model, adapter
 
 
-def make_reference(plan: Plan, learner: DeepSpeedLearner, world: World, device: torch.device, tokenizer: Any, *, head: Head) -> Reference | None:
+def fused_scores(world: World, device: torch.device, emit: Emitter) -> bool:
+    """Whether the kernels that read scores run on all ranks. Collective: how often a sharded head is called depends on it."""
+    why = next((reason for reason in world.gather(kernels_work(device)) if reason is not None), None)
+    if why is not None and device.type == "cuda":
+        emit.warn("plain_scores", f"scores are read by plain torch, which takes longer: the kernels do not run here ({why})")
+    return why is None
+
+
+def make_reference(
+    plan: Plan, learner: DeepSpeedLearner, world: World, device: torch.device, tokenizer: Any, *, head: Head, fused: bool
+) -> Reference | None:
     """The plan's reference; None where it needs none. Collective where weights are sharded."""
     if plan.reference is None:
         return None
@@ -102,7 +113,7 @@ def make_reference(plan: Plan, learner: DeepSpeedLearner, world: World, device: 
         return AdapterReference(learner, learner.adapter)
     model = load_whole(plan.reference, torch.device("cpu") if use.offload else device, tokenizer)
     reference = ModelReference(
-        CausalPolicy(model, head=head),
+        CausalPolicy(model, head=head, fused=fused),
         device,
         offload=use.offload,
         refresh_every=use.refresh_every,
