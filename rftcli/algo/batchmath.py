@@ -44,6 +44,8 @@ class BatchShape:
     rollouts_per_update: int = 1
     tokens_per_micro_batch: int | None = None
     """Most tokens of a micro-batch of more than one row; None: micro-batches are cut by rows."""
+    share_prompts: bool = False
+    """A group's prompt stands once in a micro-batch."""
 
     @property
     def completions_per_step(self) -> int:
@@ -85,6 +87,7 @@ def batch_shape(
     *,
     rollouts_per_update: int = 1,
     tokens_per_micro_batch: int | None = None,
+    share_prompts: bool = False,
 ) -> BatchShape:
     """The shape of a step. The numbers must fit (ask `refusal` and `rollouts_refusal` first)."""
     assert min(samples_per_prompt, epochs) >= 1, (samples_per_prompt, epochs)
@@ -102,6 +105,7 @@ def batch_shape(
         micro_batch_size=micro_batch_size,
         rollouts_per_update=rollouts_per_update,
         tokens_per_micro_batch=tokens_per_micro_batch,
+        share_prompts=share_prompts,
     )
 
 
@@ -124,6 +128,8 @@ def equation(shape: BatchShape) -> str:
         text += f" (micro-batches of at most {_count(shape.tokens_per_micro_batch, 'token')})"
     elif shape.micro_batch_size is not None:
         text += f" ({_micro_batch_text(shape.micro_batch_size, shape.micro_batch_rows)})"
+    if shape.share_prompts:
+        text += ", a group's prompt once in each"
     if shape.epochs > 1:
         text += f", {shape.epochs} epochs = {shape.optimizer_updates_per_step} optimizer updates a step"
     return text
