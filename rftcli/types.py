@@ -222,7 +222,7 @@ class Batch:
     input_ids: torch.Tensor
     """(B, S) int64"""
     position_ids: torch.Tensor
-    """(B, S) int64"""
+    """(B, S) int64. In the packed layout they stay on the CPU, where the borders of the sequences are read."""
     attention_mask: torch.Tensor | None
     """(B, S) int64, 1 = real token; None in the packed layout."""
     select: torch.Tensor

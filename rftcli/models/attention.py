@@ -50,13 +50,13 @@ def implementation(attention: str) -> str:
     return IMPLEMENTATIONS.get(attention, attention)
 
 
-def borders(position_ids: Tensor) -> dict[str, Any]:
-    """Arguments for the model's call, from the positions of a packed row (1, S); with them no mask is made.
+def borders(position_ids: Tensor, device: torch.device | None = None) -> dict[str, Any]:
+    """Arguments for the model's call on `device`, from the positions of a packed row (1, S); with them no mask is made.
 
     `attention_mask` is an empty one of four dimensions: transformers takes such a mask as already made and passes it on.
     """
-    row = read_row(position_ids)
-    no_mask = {"attention_mask": position_ids.new_zeros((1, 1, 1, 1), dtype=torch.bool)}
+    row = read_row(position_ids, device)
+    no_mask = {"attention_mask": torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=row.own.queries.device)}
     if row.shared is not None:
         return {"packed_row": row, **no_mask}
     ends, longest = row.own.queries, row.own.most_queries
@@ -65,18 +65,20 @@ def borders(position_ids: Tensor) -> dict[str, Any]:
 
 def model_inputs(model: nn.Module, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
     """Arguments of a pass without cache over padded rows, or over packed ones (attention_mask None)."""
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "use_cache": False}
+    device = input_ids.device
+    places = position_ids.to(device, non_blocking=True)
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": places, "use_cache": False}
     if attention_mask is not None:
         return inputs
-    return inputs | (borders(position_ids) if packs(model) else _mask(model, position_ids))
+    return inputs | (borders(position_ids, device) if packs(model) else _mask(model, position_ids, device))
 
 
-def _mask(model: nn.Module, position_ids: Tensor) -> dict[str, Any]:
+def _mask(model: nn.Module, position_ids: Tensor, device: torch.device) -> dict[str, Any]:
     """Of a packed row, where transformers' own attention runs; without shared prompts transformers reads the borders itself."""
-    row = read_row(position_ids)
+    row = read_row(position_ids, device)
     if row.shared is None:
         return {}
-    sees = block_mask(row, position_ids.device)
+    sees = block_mask(row, device)
     if model.config.get_text_config()._attn_implementation == "sdpa":
         return {"attention_mask": sees}
     dtype = next(model.parameters()).dtype  # eager attention adds its mask to the scores

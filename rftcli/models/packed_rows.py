@@ -48,10 +48,11 @@ class PackedRow:
         return max(family.prompt + max(family.parts) for family in self.families)
 
 
-def read_row(position_ids: Tensor) -> PackedRow:
-    """The sequences of a row (1, S); what it holds lies on the row's device. One transfer from a device, and no other wait for it."""
+def read_row(position_ids: Tensor, device: torch.device | None = None) -> PackedRow:
+    """The sequences of a row (1, S); what it holds lies on `device`, or on that of the positions. Positions on the CPU are read without waiting for
+    a device."""
     assert position_ids.shape[0] == 1, f"packed rows are one row, not {position_ids.shape[0]}"
-    device = position_ids.device
+    device = position_ids.device if device is None else device
     found = families(position_ids[0].cpu())
     lengths = [length for family in found for length in ((family.prompt, *family.parts) if family.prompt else family.parts)]
     ends = _ends(lengths, device)
@@ -80,16 +81,21 @@ def _shared(sharing: Sequence[Family], device: torch.device) -> SharedPrompts:
     prompts, behind = [family.prompt for family in sharing], [sum(family.parts) for family in sharing]
     starts = [family.start for family in sharing]
     return SharedPrompts(
-        completions=torch.cat([torch.arange(start + prompt, start + prompt + more) for start, prompt, more in zip(starts, prompts, behind, strict=True)]).to(device),
-        prompts=torch.cat([torch.arange(start, start + prompt) for start, prompt in zip(starts, prompts, strict=True)]).to(device),
+        completions=_places([start + prompt for start, prompt in zip(starts, prompts, strict=True)], behind, device),
+        prompts=_places(starts, prompts, device),
         spans=Spans(
             queries=_ends(behind, device), keys=_ends(prompts, device), most_queries=max(behind), most_keys=max(prompts), causal=False
         ),
     )  # fmt: skip
 
 
+def _places(starts: Sequence[int], lengths: Sequence[int], device: torch.device) -> Tensor:
+    ranges = [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+    return torch.cat(ranges).to(device, non_blocking=True)
+
+
 def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32).to(device)
+    return torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32).to(device, non_blocking=True)
 
 
 def block_mask(row: PackedRow, device: torch.device) -> Tensor:

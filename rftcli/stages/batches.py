@@ -39,7 +39,7 @@ def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators:
     assert advantages is not None
     return Batch(
         input_ids=inputs.input_ids.to(device),
-        position_ids=inputs.position_ids.to(device),
+        position_ids=inputs.position_ids if inputs.attention_mask is None else inputs.position_ids.to(device),
         attention_mask=None if inputs.attention_mask is None else inputs.attention_mask.to(device),
         select=inputs.select.to(device),
         target_ids=inputs.target_ids.to(device),

@@ -1,5 +1,7 @@
 """Completions that share a prompt: two attentions merged by their log-sum-exp are one, forward and backward, and rows say by themselves who sees whom."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from rftcli.algo.align import Row, packed, shared
 from rftcli.errors import UsageError
 from rftcli.models.attention import _one_after_another
-from rftcli.models.flash import PackedAttention, Spans, merge
+from rftcli.models.flash import PackedAttention, Spans, TorchFlash, merge
 from rftcli.models.packed_rows import Family, block_mask, families, read_row
 from rftcli.models.policy import CausalPolicy
 
@@ -205,3 +207,17 @@ def test_a_window_that_cuts_something_off_is_refused_by_name(window, refused) ->
             through(CausalPolicy(model), shared(rows()))
     else:
         torch.testing.assert_close(through(CausalPolicy(model), shared(rows())), through(CausalPolicy(model), packed(rows())), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("window", [None, 4])
+def test_torchs_kernels_take_what_they_are_given(shares, window) -> None:
+    """Signatures and shapes, by tensors without numbers: what the kernels compute only a GPU can show."""
+    meta = torch.device("meta")
+    row = read_row(positions_of(SOME), meta)
+    own = replace(row.own, window=window)
+    inputs = [torch.empty(41, heads, 64, dtype=torch.bfloat16, device=meta).requires_grad_() for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    found = PackedAttention.apply(*inputs, own, row.shared if shares else None, 0.1, TorchFlash())
+    assert found.shape == (41, HEADS, 64) and found.dtype == torch.bfloat16
+    found.sum().backward()
+    assert [tensor.grad.shape for tensor in inputs] == [tensor.shape for tensor in inputs]
