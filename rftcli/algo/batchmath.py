@@ -124,12 +124,11 @@ def equation(shape: BatchShape) -> str:
         each = shape.prompts_per_step // shape.rollouts_per_update
         prefix = f"{shape.rollouts_per_update} rollouts x {_count(each, 'prompt')} x {_count(shape.samples_per_prompt, 'sample')}"
         text = f"{prefix} = {text.partition(' = ')[2]}"
+    shared = ", a group's prompt once in each" if shape.share_prompts else ""
     if shape.tokens_per_micro_batch is not None:
-        text += f" (micro-batches of at most {_count(shape.tokens_per_micro_batch, 'token')})"
+        text += f" (micro-batches of at most {_count(shape.tokens_per_micro_batch, 'token')}{shared})"
     elif shape.micro_batch_size is not None:
-        text += f" ({_micro_batch_text(shape.micro_batch_size, shape.micro_batch_rows)})"
-    if shape.share_prompts:
-        text += ", a group's prompt once in each"
+        text += f" ({_micro_batch_text(shape.micro_batch_size, shape.micro_batch_rows)}{shared})"
     if shape.epochs > 1:
         text += f", {shape.epochs} epochs = {shape.optimizer_updates_per_step} optimizer updates a step"
     return text
