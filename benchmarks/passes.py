@@ -29,7 +29,12 @@ from rftcli.runtime.world import SoloWorld
 from rftcli.stages import batches
 from rftcli.types import Batch, Experience
 
-CASES = {"padded": ("sdpa", "padded", False), "masked": ("sdpa", "packed", False), "varlen": ("varlen", "packed", False), "shared": ("varlen", "packed", True)}
+CASES = {
+    "padded": ("sdpa", "padded", False),
+    "masked": ("sdpa", "packed", False),
+    "varlen": ("varlen", "packed", False),
+    "shared": ("varlen", "packed", True),
+}
 """Name -> attention, layout, whether prompts are shared."""
 TOP = 25
 """Kernels shown."""
@@ -153,8 +158,8 @@ def line(name: str, found: dict[str, Any]) -> str:
     memory = "" if "memory_gib" not in found else f"  memory {found['memory_gib']:.1f} GiB"
     before = f"no gradient {found['no_gradient']:.3f} + " if found["no_gradient"] > 0.001 else ""
     return (
-        f"{name:<7} {found['seconds']:.3f} s = {before}forward {found['forward']:.3f} + backward {found['backward']:.3f}  (host {found['host']:.3f})  "
-        f"{found['micro_batches']} x, {found['positions']:,} positions{memory}  loss {found['loss']:.5f}  grad {found['grad_norm']:.5f}"
+        f"{name:<7} {found['seconds']:.3f} s = {before}forward {found['forward']:.3f} + backward {found['backward']:.3f}"
+        f"  (host {found['host']:.3f})  {found['micro_batches']} x, {found['positions']:,} positions{memory}  loss {found['loss']:.5f}  grad {found['grad_norm']:.5f}"
     )
 
 
@@ -162,7 +167,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
     parser.add_argument("--cases", default="padded,varlen,shared")
-    for name, default in (("prompts", 16), ("samples", 8), ("prompt", 2048), ("response", 256), ("mean-response", 0), ("repeats", 2), ("tokens", 16384)):
+    numbers = {"prompts": 16, "samples": 8, "prompt": 2048, "response": 256, "mean-response": 0, "repeats": 2, "tokens": 16384}
+    for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--no-gradient", action="store_true", help="a pass without gradient first, as old log-probs and references take")
     parser.add_argument("--profile", action="store_true", help=f"print the {TOP} kernels of a micro-batch that take longest")

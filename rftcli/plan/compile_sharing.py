@@ -70,7 +70,7 @@ def refusal(recipe: Recipe, models: Iterable[ModelFacts | None]) -> str | None:
     reasons = {
         "a group has one completion": recipe.rollout.samples_per_prompt == 1,
         f"attention `{policy.attention}` does not know them: use varlen": policy.attention not in (*SHARING, "auto"),
-        "dropout would draw once for a prompt instead of once for each completion": policy.dropout > 0 or (policy.lora is not None and policy.lora.dropout > 0),
+        "dropout would draw once for a prompt instead of once for each completion": policy.dropout > 0 or bool(policy.lora and policy.lora.dropout),
         "models.policy.router_loss looks at each completion's whole sequence": policy.router_loss > 0,
         "the shape of a shared row would be compiled anew for every micro-batch (train.compile)": recipe.train.compile,
         "the teacher's server takes whole sequences": teacher is not None and teacher.server is not None,

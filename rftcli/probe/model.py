@@ -130,7 +130,10 @@ NOT_PLAIN = ("attn_logit_softcapping", "attn_softcap", "alibi")
 WITH_SINKS = ("gpt_oss",)
 ATTENDING = {"full_attention", "sliding_attention"}
 """Kinds of layers in configurations that are attention over the whole sequence or a window."""
-NOT_ATTENTION = ("attention_chunk_size", "mamba_d_state", "ssm_state_size", "state_size", "ssm_cfg", "layers_block_type", "block_types", "attn_layer_period", "lru_width")
+NOT_ATTENTION = (
+    "attention_chunk_size", "mamba_d_state", "ssm_state_size", "state_size", "ssm_cfg", "layers_block_type", "block_types", "attn_layer_period",
+    "lru_width",
+)  # fmt: skip
 """Keys of configurations that have other layers, without saying so in `layer_types`."""
 
 
@@ -267,6 +270,8 @@ def _from_gguf(path: Path) -> ModelFacts:
         parameters=parameters,
         file_dtype=None,
         plain_attention=not value(f"{architecture}.attn_logit_softcapping"),
+        window=value(f"{architecture}.attention.sliding_window") or None,
+        attends_only=value(f"{architecture}.ssm.state_size") is None,
         experts=value(f"{architecture}.expert_count") or None,
         key_width=_key_width(shape),
         query_width=_query_width(shape),
