@@ -157,10 +157,9 @@ def kernels(policy: CausalPolicy, batch: Batch, device: torch.device) -> str:
 def line(name: str, found: dict[str, Any]) -> str:
     memory = "" if "memory_gib" not in found else f"  memory {found['memory_gib']:.1f} GiB"
     before = f"no gradient {found['no_gradient']:.3f} + " if found["no_gradient"] > 0.001 else ""
-    return (
-        f"{name:<7} {found['seconds']:.3f} s = {before}forward {found['forward']:.3f} + backward {found['backward']:.3f}"
-        f"  (host {found['host']:.3f})  {found['micro_batches']} x, {found['positions']:,} positions{memory}  loss {found['loss']:.5f}  grad {found['grad_norm']:.5f}"
-    )
+    passes = f"{before}forward {found['forward']:.3f} + backward {found['backward']:.3f}"
+    work = f"{found['micro_batches']} x, {found['positions']:,} positions{memory}"
+    return f"{name:<7} {found['seconds']:.3f} s = {passes}  (host {found['host']:.3f})  {work}  loss {found['loss']:.5f}  grad {found['grad_norm']:.5f}"
 
 
 def main() -> None:

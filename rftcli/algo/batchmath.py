@@ -247,8 +247,8 @@ def token_micro_batches(
     """Row indices of each micro-batch, in order, so that none costs more than `budget` tokens unless it is a single row.
 
     A micro-batch costs its positions: rows x longest row in the padded layout, the sum of the rows in the packed one, where a row costs `saved`
-    fewer behind the one before it. Rows stay in their order: sorted by length they waste least. There are as few micro-batches as the budget asks for,
-    or `at_least` where there are as many rows, and they are as even as the order allows: the largest costs as little as it can.
+    fewer behind the one before it. Rows stay in their order: sorted by length they waste least. There are as few micro-batches as the budget asks
+    for, or `at_least` where there are as many rows, and they are as even as the order allows: the largest costs as little as it can.
 
     >>> token_micro_batches([9, 8, 4, 4, 3], 18, padded=True)
     [range(0, 2), range(2, 5)]

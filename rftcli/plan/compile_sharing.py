@@ -22,8 +22,8 @@ WORTH = 0.1
 
 
 def with_sharing(recipe: Recipe, models: Iterable[ModelFacts | None], problems: list[PlanProblem], notes: list[str]) -> Recipe:
-    """The recipe with a value for `batch.share_prompts`; where it is true, rows are packed, and `auto` attention is varlen. `models`: facts of all that
-    micro-batches go through, where they are known."""
+    """The recipe with a value for `batch.share_prompts`; where it is true, rows are packed, and `auto` attention is varlen. `models`: facts of all
+    that micro-batches go through, where they are known."""
     asked = recipe.batch.share_prompts
     shares = _asked_for(recipe, models, problems) if asked is True else asked == "auto" and _worth_it(recipe, models, notes)
     batch = recipe.batch.model_copy(update={"share_prompts": shares} | ({"layout": "packed"} if shares else {}))
