@@ -4,7 +4,8 @@
     python -m benchmarks.update --shape tiny --prompts 4 --prompt 16 --response 32 --steps 2        (a CPU, in seconds)
 
 Weights are random, of the shape named. `--mean-response N` ends answers by chance, so that lengths vary as real ones do; without it all are equally
-long. Cases: padded rows with sdpa, packed rows with a mask (sdpa), packed rows with varlen attention.
+long. Cases: padded rows with sdpa, packed rows with a mask (sdpa), packed rows with varlen attention, and the same with shared prompts.
+`benchmarks.passes` splits the passes into forward and backward and names the kernels.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 CASES = {
     "padded": ["models.policy.attention=sdpa", "batch.layout=padded"],
     "masked": ["models.policy.attention=sdpa", "batch.layout=packed"],
-    "varlen": ["models.policy.attention=varlen", "batch.layout=packed"],
+    "varlen": ["models.policy.attention=varlen", "batch.layout=packed", "batch.share_prompts=false"],
+    "shared": ["models.policy.attention=varlen", "batch.layout=packed", "batch.share_prompts=true"],
 }
 
 

@@ -215,13 +215,14 @@ class Batch:
     """One micro-batch of one rank: B rows of S positions, and the N trained tokens in them as flat vectors, sorted by sequence.
 
     Padded layout: one row per sequence, `attention_mask` given. Packed layout: B = 1, sequences one after another, `position_ids` restart at 0
-    at each of them and `attention_mask` is None.
+    at each of them and `attention_mask` is None. Where a prompt is shared it stands once, and its completions follow: the positions of each go on
+    from the prompt's length.
     """
 
     input_ids: torch.Tensor
     """(B, S) int64"""
     position_ids: torch.Tensor
-    """(B, S) int64"""
+    """(B, S) int64. In the packed layout they stay on the CPU, where the borders of the sequences are read."""
     attention_mask: torch.Tensor | None
     """(B, S) int64, 1 = real token; None in the packed layout."""
     select: torch.Tensor
@@ -239,6 +240,8 @@ class Batch:
     values: torch.Tensor | None
     returns: torch.Tensor | None
     denominators: Denominators
+    ends: torch.Tensor | None = None
+    """(num_sequences,) flat index into B*S of each sequence's last token."""
     most_tokens: int = 0
     """The largest N of any rank in this micro-step; 0 where the ranks need not agree."""
     temperatures: torch.Tensor | None = None

@@ -26,6 +26,8 @@ class Row(NamedTuple):
     token_ids: Tensor
     prompt_tokens: int
     mask: Tensor
+    group: int | None = None
+    """Rows of one group have one prompt, which `shared` lays out once; None: a row of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Inputs:
     sequence: Tensor
     """(N,) int64, sorted: the row each trained token belongs to."""
     num_sequences: int
+    ends: Tensor
+    """(num_sequences,) int64 flat index into B*S of each row's last token."""
 
 
 def padded(rows: Sequence[Row], pad_id: int) -> Inputs:
@@ -76,6 +80,46 @@ def packed(rows: Sequence[Row]) -> Inputs:
         attention_mask=None,
         starts=list(accumulate(lengths[:-1], initial=0)),
     )
+
+
+def shared(rows: Sequence[Row]) -> Inputs:
+    """`packed`, but rows of one group that follow each other have their prompt once, in front of their completions; the positions of each completion
+    go on from the prompt's length. All of them predict their first token at the prompt's last place."""
+    _check(rows)
+    ids: list[Tensor] = []
+    positions: list[Tensor] = []
+    starts: list[tuple[int, int]] = []  # places of the prompt's last token and of the completion's first
+    total = 0
+    for index, row in enumerate(rows):
+        if not index or not same_prompt(rows[index - 1], row):
+            ids.append(row.token_ids[: row.prompt_tokens])
+            positions.append(torch.arange(row.prompt_tokens))
+            total += row.prompt_tokens
+            last = total - 1
+        starts.append((last, total))
+        ids.append(row.token_ids[row.prompt_tokens :])
+        positions.append(torch.arange(row.prompt_tokens, row.token_ids.numel()))
+        total += row.mask.numel()
+    trained = [row.mask.nonzero().flatten() for row in rows]
+    select = [torch.where(tokens == 0, last, start + tokens - 1) for (last, start), tokens in zip(starts, trained, strict=True)]
+    ends = [start + row.mask.numel() - 1 if row.mask.numel() else last for (last, start), row in zip(starts, rows, strict=True)]
+    return Inputs(
+        input_ids=torch.cat(ids)[None],
+        position_ids=torch.cat(positions)[None],
+        attention_mask=None,
+        select=torch.cat(select),
+        target_ids=torch.cat([row.token_ids[row.prompt_tokens :][row.mask] for row in rows]),
+        sequence=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([tokens.numel() for tokens in trained])),
+        num_sequences=len(rows),
+        ends=torch.tensor(ends),
+    )
+
+
+def same_prompt(one: Row, other: Row) -> bool:
+    """Whether two rows are completions of one group's prompt. Ids alone do not say it: what is not text may stand behind them."""
+    if one.group is None or one.group != other.group or one.prompt_tokens != other.prompt_tokens:
+        return False
+    return torch.equal(one.token_ids[: one.prompt_tokens], other.token_ids[: other.prompt_tokens])
 
 
 def flatten(vectors: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
@@ -118,4 +162,5 @@ def _inputs(
         target_ids=input_ids.flatten()[select + 1],
         sequence=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([tokens.numel() for tokens in trained])),
         num_sequences=len(rows),
+        ends=torch.tensor([start + row.token_ids.numel() - 1 for start, row in zip(starts, rows, strict=True)]),
     )

@@ -44,6 +44,8 @@ class BatchShape:
     rollouts_per_update: int = 1
     tokens_per_micro_batch: int | None = None
     """Most tokens of a micro-batch of more than one row; None: micro-batches are cut by rows."""
+    share_prompts: bool = False
+    """A group's prompt stands once in a micro-batch."""
 
     @property
     def completions_per_step(self) -> int:
@@ -85,6 +87,7 @@ def batch_shape(
     *,
     rollouts_per_update: int = 1,
     tokens_per_micro_batch: int | None = None,
+    share_prompts: bool = False,
 ) -> BatchShape:
     """The shape of a step. The numbers must fit (ask `refusal` and `rollouts_refusal` first)."""
     assert min(samples_per_prompt, epochs) >= 1, (samples_per_prompt, epochs)
@@ -102,6 +105,7 @@ def batch_shape(
         micro_batch_size=micro_batch_size,
         rollouts_per_update=rollouts_per_update,
         tokens_per_micro_batch=tokens_per_micro_batch,
+        share_prompts=share_prompts,
     )
 
 
@@ -120,10 +124,11 @@ def equation(shape: BatchShape) -> str:
         each = shape.prompts_per_step // shape.rollouts_per_update
         prefix = f"{shape.rollouts_per_update} rollouts x {_count(each, 'prompt')} x {_count(shape.samples_per_prompt, 'sample')}"
         text = f"{prefix} = {text.partition(' = ')[2]}"
+    shared = ", a group's prompt once in each" if shape.share_prompts else ""
     if shape.tokens_per_micro_batch is not None:
-        text += f" (micro-batches of at most {_count(shape.tokens_per_micro_batch, 'token')})"
+        text += f" (micro-batches of at most {_count(shape.tokens_per_micro_batch, 'token')}{shared})"
     elif shape.micro_batch_size is not None:
-        text += f" ({_micro_batch_text(shape.micro_batch_size, shape.micro_batch_rows)})"
+        text += f" ({_micro_batch_text(shape.micro_batch_size, shape.micro_batch_rows)}{shared})"
     if shape.epochs > 1:
         text += f", {shape.epochs} epochs = {shape.optimizer_updates_per_step} optimizer updates a step"
     return text
@@ -236,12 +241,14 @@ def micro_batches(rows: int, size: int) -> list[range]:
     return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def token_micro_batches(lengths: Sequence[int], budget: int, *, padded: bool, at_least: int = 1) -> list[range]:
+def token_micro_batches(
+    lengths: Sequence[int], budget: int, *, padded: bool, at_least: int = 1, saved: Sequence[int] | None = None
+) -> list[range]:
     """Row indices of each micro-batch, in order, so that none costs more than `budget` tokens unless it is a single row.
 
-    A micro-batch costs its positions: rows x longest row in the padded layout, the sum of the rows in the packed one. Rows stay in their order:
-    sorted by length they waste least. There are as few micro-batches as the budget asks for, or `at_least` where there are as many rows, and they
-    are as even as the order allows: the largest costs as little as it can.
+    A micro-batch costs its positions: rows x longest row in the padded layout, the sum of the rows in the packed one, where a row costs `saved`
+    fewer behind the one before it. Rows stay in their order: sorted by length they waste least. There are as few micro-batches as the budget asks
+    for, or `at_least` where there are as many rows, and they are as even as the order allows: the largest costs as little as it can.
 
     >>> token_micro_batches([9, 8, 4, 4, 3], 18, padded=True)
     [range(0, 2), range(2, 5)]
@@ -253,15 +260,16 @@ def token_micro_batches(lengths: Sequence[int], budget: int, *, padded: bool, at
     assert budget >= 1 and at_least >= 1 and all(length >= 1 for length in lengths), (budget, at_least)
     if not lengths:
         return []
-    count = max(len(_greedy(lengths, budget, padded)), min(at_least, len(lengths)))
+    saved = saved or [0] * len(lengths)
+    count = max(len(_greedy(lengths, budget, padded, saved)), min(at_least, len(lengths)))
     low, high = 1, budget  # the smallest budget that needs no more than `count` lies in low..high
     while low < high:
         middle = (low + high) // 2
-        if len(_greedy(lengths, middle, padded)) <= count:
+        if len(_greedy(lengths, middle, padded, saved)) <= count:
             high = middle
         else:
             low = middle + 1
-    parts = _greedy(lengths, low, padded)
+    parts = _greedy(lengths, low, padded, saved)
     while len(parts) < count:  # the even cut came out with fewer: halve the part with the most rows
         widest = max(range(len(parts)), key=lambda index: len(parts[index]))
         whole = parts[widest]
@@ -270,11 +278,34 @@ def token_micro_batches(lengths: Sequence[int], budget: int, *, padded: bool, at
     return parts
 
 
-def _greedy(lengths: Sequence[int], budget: int, padded: bool) -> list[range]:
+def group_micro_batches(lengths: Sequence[int], saved: Sequence[int], budget: int, *, at_least: int = 1) -> list[range]:
+    """`token_micro_batches` of packed rows that cuts between groups where it can: a row belongs to the group of the one before it where it saves
+    something behind it. A group that alone is more than the budget is cut inside, and so are groups where there are fewer than `at_least` pieces.
+
+    >>> group_micro_batches([9, 8, 9, 8], [0, 6, 0, 6], 24)
+    [range(0, 4)]
+    >>> group_micro_batches([9, 8, 9, 8], [0, 6, 0, 6], 21)
+    [range(0, 2), range(2, 4)]
+    """
+    starts = [row for row in range(len(lengths)) if not saved[row]]
+    pieces: list[range] = []
+    costs: list[int] = []
+    for start, end in zip(starts, [*starts[1:], len(lengths)], strict=True):
+        own = [0, *saved[start + 1 : end]]
+        for rows in token_micro_batches(lengths[start:end], budget, padded=False, saved=own):
+            pieces.append(range(start + rows.start, start + rows.stop))
+            costs.append(sum(lengths[row] for row in pieces[-1]) - sum(saved[row] for row in pieces[-1][1:]))
+    if len(pieces) < at_least:
+        return token_micro_batches(lengths, budget, padded=False, saved=saved, at_least=at_least)
+    together = token_micro_batches(costs, budget, padded=False, at_least=at_least)
+    return [range(pieces[part.start].start, pieces[part.stop - 1].stop) for part in together]
+
+
+def _greedy(lengths: Sequence[int], budget: int, padded: bool, saved: Sequence[int]) -> list[range]:
     """From the left, each micro-batch as long as the budget allows, and at least one row."""
     parts, start, longest, total = [], 0, 0, 0
     for index, length in enumerate(lengths):
-        longest, total = max(longest, length), total + length
+        longest, total = max(longest, length), total + length - (saved[index] if index > start else 0)
         if index > start and ((index + 1 - start) * longest if padded else total) > budget:
             parts.append(range(start, index))
             start, longest, total = index, length, length

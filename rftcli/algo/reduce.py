@@ -34,7 +34,9 @@ def token_weights(aggregate: str, sequence: Tensor, num_sequences: int, *, token
     if sequence.numel() == 0:
         return torch.zeros(0, dtype=torch.float32, device=sequence.device)
     assert tokens >= sequence.numel() and sequences >= 1 and max_new_tokens >= 1, (tokens, sequences, max_new_tokens, sequence.numel())
-    lengths = torch.bincount(sequence, minlength=num_sequences)[sequence].double()  # (N,) trained tokens of the sequence a token belongs to
+    # counted where they are sorted: bincount has to look at its values, and a device would be waited for
+    starts = torch.searchsorted(sequence, torch.arange(num_sequences + 1, device=sequence.device))
+    lengths = starts.diff()[sequence].double()  # (N,) trained tokens of the sequence a token belongs to
     weights = AGGREGATES[aggregate].function(lengths, tokens=tokens, sequences=sequences, max_new_tokens=max_new_tokens)
     return weights.float()
 

@@ -5,7 +5,8 @@ which transformers hands from a model's call down to its attention. Calls withou
 go through transformers' scaled dot-product attention with their mask.
 
 Three kernels, one meaning: torch's variable-length attention (CUDA, half precision), flash-attn, and torch's scaled dot-product
-attention sequence by sequence, which runs everywhere. What it leaves out: soft caps, sinks and position biases, which are refused by name.
+attention sequence by sequence, which runs everywhere. A row in which completions share prompts comes as a whole, as `packed_row`; models whose
+attention is not one of these get a mask for it. What it leaves out: soft caps, sinks and position biases, which are refused by name.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.masking_utils import sdpa_mask
 
 from rftcli.errors import MachineError, UsageError
+from rftcli.models.flash import PackedAttention, Spans, TorchFlash
+from rftcli.models.packed_rows import PackedRow, block_mask, read_row
 
 IMPLEMENTATIONS = {"varlen": "rft_varlen", "flash_2": "rft_flash_2", "flash_3": "rft_flash_3"}
 """Kind in a recipe -> name under which transformers knows it. Every other kind has its own name there."""
@@ -47,24 +50,39 @@ def implementation(attention: str) -> str:
     return IMPLEMENTATIONS.get(attention, attention)
 
 
-def borders(position_ids: Tensor) -> dict[str, Any]:
-    """Arguments for the model's call, from positions (1, S) that restart at 0 at each sequence; with them no mask is made.
+def borders(position_ids: Tensor, device: torch.device | None = None) -> dict[str, Any]:
+    """Arguments for the model's call on `device`, from the positions of a packed row (1, S); with them no mask is made.
 
     `attention_mask` is an empty one of four dimensions: transformers takes such a mask as already made and passes it on.
     """
-    assert position_ids.shape[0] == 1, f"packed rows are one row, not {position_ids.shape[0]}"
-    flat = position_ids[0]
-    starts = (flat == 0).nonzero().flatten()
-    ends = torch.cat([starts, starts.new_full((1,), flat.numel())]).to(torch.int32)  # (sequences + 1,)
-    longest = int(flat.max()) + 1
-    lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
-    return {**lengths, "attention_mask": flat.new_zeros((1, 1, 1, 1), dtype=torch.bool)}
+    row = read_row(position_ids, device)
+    no_mask = {"attention_mask": torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=row.own.queries.device)}
+    if row.shared is not None:
+        return {"packed_row": row, **no_mask}
+    ends, longest = row.own.queries, row.own.most_queries
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest, **no_mask}
 
 
 def model_inputs(model: nn.Module, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
     """Arguments of a pass without cache over padded rows, or over packed ones (attention_mask None)."""
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "use_cache": False}
-    return inputs | borders(position_ids) if attention_mask is None and packs(model) else inputs
+    device = input_ids.device
+    places = position_ids.to(device, non_blocking=True)
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": places, "use_cache": False}
+    if attention_mask is not None:
+        return inputs
+    return inputs | (borders(position_ids, device) if packs(model) else _mask(model, position_ids, device))
+
+
+def _mask(model: nn.Module, position_ids: Tensor, device: torch.device) -> dict[str, Any]:
+    """Of a packed row, where transformers' own attention runs; without shared prompts transformers reads the borders itself."""
+    row = read_row(position_ids, device)
+    if row.shared is None:
+        return {}
+    sees = block_mask(row, device)
+    if model.config.get_text_config()._attn_implementation == "sdpa":
+        return {"attention_mask": sees}
+    dtype = next(model.parameters()).dtype  # eager attention adds its mask to the scores
+    return {"attention_mask": torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(~sees, torch.finfo(dtype).min)}
 
 
 def packs(model: nn.Module) -> bool:
@@ -72,7 +90,7 @@ def packs(model: nn.Module) -> bool:
     return model.config.get_text_config()._attn_implementation in IMPLEMENTATIONS.values()
 
 
-def _attention(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
+def _attention(kernel: Callable[..., Tensor], shares: Callable[..., Tensor] | None = None) -> Callable[..., tuple[Tensor, None]]:
     def attention(
         module: nn.Module,
         query: Tensor,
@@ -84,10 +102,11 @@ def _attention(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Non
         sliding_window: int | None = None,
         cu_seq_lens_q: Tensor | None = None,
         max_length_q: int | None = None,
+        packed_row: PackedRow | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
         """query (1, H, S, D), key and value (1, K, S, D) -> (1, S, H, D)."""
-        if cu_seq_lens_q is None or max_length_q is None:
+        if packed_row is None and (cu_seq_lens_q is None or max_length_q is None):
             if attention_mask is not None and attention_mask.numel() == 1 < query.shape[2]:
                 name = type(module).__name__
                 hint = "use models.policy.attention: sdpa"
@@ -98,6 +117,12 @@ def _attention(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Non
                 raise UsageError(f"{type(module).__name__} needs `{name}`, which packed attention lacks", hint="use models.policy.attention: eager")
         if dropout and module.training:
             raise UsageError("packed attention has no dropout", hint="set models.policy.dropout: 0.0 or attention: sdpa")
+        if packed_row is not None:
+            if shares is None or (sliding_window is not None and sliding_window < packed_row.longest):
+                what = "this kind of attention" if shares is None else f"the sliding window of {type(module).__name__}"
+                raise UsageError(f"{what} does not go with shared prompts", hint="set batch.share_prompts: false")
+            return shares(query, key, value, packed_row, scaling), None
+        assert cu_seq_lens_q is not None and max_length_q is not None
         ends = cu_seq_lens_q.to(query.device)
         out = kernel(module, query, key, value, ends=ends, longest=max_length_q, scaling=scaling, window=sliding_window)
         return out, None
@@ -110,6 +135,48 @@ def _varlen(
 ) -> Tensor:
     if not _fits_flash(query, value):
         return _one_by_one(module, query, key, value, ends=ends, longest=longest, scaling=scaling, window=window)
+    if not torch.compiler.is_compiling():
+        within = None if window is None or window >= longest else window
+        own = Spans(queries=ends, keys=ends, most_queries=longest, most_keys=longest, causal=True, window=within)
+        return PackedAttention.apply(*_flat(query, key, value), own, None, scaling, TorchFlash())[None]
+    return _traced(module, query, key, value, ends=ends, longest=longest, scaling=scaling, window=window)
+
+
+def _flat(*tensors: Tensor) -> list[Tensor]:
+    """(1, heads, S, D) -> (S, heads, D), which is how projections leave them in memory."""
+    return [tensor[0].transpose(0, 1).contiguous() for tensor in tensors]
+
+
+def _varlen_shared(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scaling: float | None) -> Tensor:
+    if not _fits_flash(query, value):
+        return _one_after_another(query, key, value, row, scaling)
+    return PackedAttention.apply(*_flat(query, key, value), row.own, row.shared, scaling, TorchFlash())[None]
+
+
+def _one_after_another(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scaling: float | None) -> Tensor:
+    """Every completion with the keys of its prompt in front of its own: everywhere, in every number type."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    parts = []
+    for family in row.families:
+        end = family.start + family.prompt
+        prompt = slice(family.start, end)
+        if family.prompt:
+            parts.append(scaled_dot_product_attention(query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], is_causal=True, scale=scaling))
+        for length in family.parts:
+            own = slice(end, end + length)
+            keys, values = (torch.cat([tensor[:, :, prompt], tensor[:, :, own]], 2) for tensor in (key, value))
+            mask = torch.ones(length, family.prompt + length, dtype=torch.bool, device=query.device).tril(family.prompt) if family.prompt else None
+            parts.append(scaled_dot_product_attention(query[:, :, own], keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling))
+            end += length
+    return torch.cat(parts, 2).transpose(1, 2)
+
+
+def _traced(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, ends: Tensor, longest: int, scaling: float | None, window: int | None
+) -> Tensor:
+    """The same kernel as an operator that torch.compile knows."""
     from torch.nn.attention.varlen import varlen_attn
 
     known = _arguments()
@@ -125,8 +192,7 @@ def _varlen(
         options["enable_gqa"] = True
     elif groups > 1:
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]  # (S, heads, D)
-    return varlen_attn(*flat, ends, ends, longest, longest, **options)[None]
+    return varlen_attn(*_flat(query, key, value), ends, ends, longest, longest, **options)[None]
 
 
 @cache
@@ -170,7 +236,7 @@ def _flash(package: str) -> Callable[..., Tensor]:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, ends: Tensor, longest: int, scaling: float | None, window: int | None
     ) -> Tensor:
         run = import_module(package).flash_attn_varlen_func
-        flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]  # (S, heads, D); fewer key heads are known to it
+        flat = _flat(query, key, value)  # fewer heads of keys are known to it
         sides = (-1, -1) if window is None else (window - 1, 0)
         out = run(*flat, ends, ends, longest, longest, softmax_scale=scaling, causal=True, window_size=sides)
         return (out[0] if isinstance(out, tuple) else out)[None]
@@ -183,7 +249,9 @@ FLASH = {"flash_2": "flash_attn", "flash_3": "flash_attn_interface"}
 
 # How to add one: a function (module, query, key, value, *, ends, longest, scaling, window) -> (1, S, H, D), its name here and in IMPLEMENTATIONS.
 KERNELS: dict[str, Callable[..., Tensor]] = {"varlen": _varlen, **{kind: _flash(package) for kind, package in FLASH.items()}}
+SHARING: dict[str, Callable[..., Tensor]] = {"varlen": _varlen_shared}
+"""Those that know shared prompts: (query, key, value, row, scaling) -> (1, S, H, D)."""
 
 for _kind, _kernel in KERNELS.items():
-    AttentionInterface.register(IMPLEMENTATIONS[_kind], _attention(_kernel))
+    AttentionInterface.register(IMPLEMENTATIONS[_kind], _attention(_kernel, SHARING.get(_kind)))
     AttentionMaskInterface.register(IMPLEMENTATIONS[_kind], sdpa_mask)

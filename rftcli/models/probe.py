@@ -1,6 +1,7 @@
 """Proof that the fast path computes what the model computes: run at start-up, before a number is trusted.
 
-A few short sequences go through the model one by one, as anyone would call it, and through the policy's padded and packed layouts.
+A few short sequences go through the model one by one, as anyone would call it, and through the policy's padded and packed layouts; where the run
+shares prompts, completions of common prompts as well.
 
 What it leaves out: the engine's log-probs (another room), and deciding what to do about a difference.
 """
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from rftcli.algo.align import Inputs, Row, packed, padded
+from rftcli.algo.align import Inputs, Row, packed, padded, shared
 from rftcli.algo.keyed import key64
 from rftcli.algo.logprobs import plain_logprobs
 from rftcli.models.policy import CausalPolicy, Head
@@ -30,30 +32,46 @@ LENGTHS = (24, 1, 17, 22)
 """Scored positions of the default sequences, 64 in all; each has one token more. Unequal, so that padding and borders are exercised."""
 
 
+GROUPS = ((9, (5, 1, 12)), (1, (3, 7)), (14, (2, 2, 6)))
+"""Tokens of the prompt and of each completion of the default groups, 38 scored positions in all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What the probe measured. `padded` and `packed` are the mean absolute differences of a log-prob, in nats, with `head` in use."""
+    """What the probe measured. `padded`, `packed` and `shared` are the mean absolute differences of a log-prob, in nats, with `head` in use."""
 
     head: Head
     padded: float
     packed: float
     positions: int
     tolerance: float
+    shared: float | None = None
+    """None: not measured."""
 
     @property
     def layouts(self) -> tuple[str, ...]:
         """The layouts of a micro-batch that agree with the model's plain forward. A difference that is not a number agrees with nothing."""
-        return tuple(name for name, difference in (("padded", self.padded), ("packed", self.packed)) if difference <= self.tolerance)
+        found = (("padded", self.padded), ("packed", self.packed), ("shared", self.shared))
+        return tuple(name for name, difference in found if difference is not None and difference <= self.tolerance)
+
+    @property
+    def worst(self) -> float:
+        return max(self.padded, self.packed, self.shared or 0.0)
 
 
 @torch.no_grad()
 def agreement(
-    policy: CausalPolicy, *, temperature: float, sequences: Sequence[Sequence[int]] | None = None, tolerance: float | None = None
+    policy: CausalPolicy,
+    *,
+    temperature: float,
+    sequences: Sequence[Sequence[int]] | None = None,
+    tolerance: float | None = None,
+    shares_prompts: bool = False,
 ) -> Agreement:
     """Compare the policy with plain forward passes over `sequences` (each of two or more ids; keyed ones of `LENGTHS` if None).
 
     The head is "chunked" if the bare head on the backbone's output gives the model's own scores, else "model". The policy itself is left as it was.
-    `tolerance`: instead of that of the number type.
+    `tolerance`: instead of that of the number type. `shares_prompts`: rows in which completions share a prompt are compared too.
     Collective where weights are sharded: every rank has to call it with the same sequences.
     """
     model = policy.model
@@ -72,17 +90,30 @@ def agreement(
         expected = torch.cat(plain)
         policy.head = "chunked" if bare else "model"
         rows = [Row(torch.tensor(sequence), 1, torch.ones(len(sequence) - 1, dtype=torch.bool)) for sequence in sequences]
+        common = None
+        if shares_prompts:
+            grouped = _keyed_groups(model.config.get_text_config().vocab_size)
+            own = [_plain(model, row, temperature) for row in grouped]
+            common = _difference(policy, shared(grouped), torch.cat(own), temperature)
         return Agreement(
             head=policy.head,
             padded=_difference(policy, padded(rows, pad_id=0), expected, temperature),
             packed=_difference(policy, packed(rows), expected, temperature),
             positions=expected.numel(),
+            shared=common,
             tolerance=TOLERANCE[dtype] if tolerance is None else tolerance,
         )
     finally:
         policy.head = head_before
         for part, training in modes:
             part.training = training
+
+
+def _plain(model: PreTrainedModel, row: Row, temperature: float) -> Tensor:
+    """(T,) log-probs of a row's completion in a pass of its own."""
+    ids = row.token_ids[None].to(next(model.parameters()).device)
+    scores = model(input_ids=ids, use_cache=False).logits[0, row.prompt_tokens - 1 : -1]
+    return plain_logprobs(scores, ids[0, row.prompt_tokens :], temperature)[0]
 
 
 def _same(bare: Tensor, scores: Tensor) -> bool:
@@ -106,3 +137,13 @@ def _difference(policy: CausalPolicy, inputs: Inputs, expected: Tensor, temperat
 
 def _keyed_sequences(vocab_size: int) -> list[list[int]]:
     return [[key64("probe", row, position) % vocab_size for position in range(length + 1)] for row, length in enumerate(LENGTHS)]
+
+
+def _keyed_groups(vocab_size: int) -> list[Row]:
+    rows = []
+    for group, (prompt, lengths) in enumerate(GROUPS):
+        ids = [key64("probe", "prompt", group, place) % vocab_size for place in range(prompt)]
+        for number, length in enumerate(lengths):
+            answer = [key64("probe", "answer", group, number, place) % vocab_size for place in range(length)]
+            rows.append(Row(torch.tensor(ids + answer), prompt, torch.ones(length, dtype=torch.bool), group))
+    return rows

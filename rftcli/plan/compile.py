@@ -16,6 +16,7 @@ from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_host_memory import with_host
 from rftcli.plan.compile_memory import Asked, memory_plan, training_parts, with_memory
 from rftcli.plan.compile_models import check_models, model_plan, reference_plans
+from rftcli.plan.compile_sharing import with_sharing
 from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
@@ -65,6 +66,7 @@ def compile_plan(
         threads_per_rank=facts.machine.threads_of_a_rank(facts.ranks // facts.nodes),
         nodes=facts.nodes,
     )
+    recipe = with_sharing(recipe, (facts.model, reference_facts, critic, teacher), problems, notes)
     scored_by = scorer_plans(recipe, facts, world, scorers or {}, problems, notes)
     own_reference = reference_facts or (None if reference_path is None else ModelFacts(path=reference_path))
     asked = Asked(

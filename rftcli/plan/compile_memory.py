@@ -208,11 +208,17 @@ def _critic_parameters(asked: Asked) -> int | None:
 def the_pass(asked: Asked, choice: Choice) -> Pass:
     """The largest micro-batch: rows as long as they can be."""
     recipe, policy = asked.recipe, asked.policy
-    positions = min(max(choice.tokens, asked.longest), asked.rows * asked.longest)
+    positions = min(max(choice.tokens, asked.longest), asked.rows * asked.longest - _saved(asked))
     layout = recipe.batch.layout
     packed = layout == "packed" or (layout == "auto" and policy.attention in PACKING)
     mask = 0 if policy.attention in PACKING and packed else positions if packed else asked.longest
     return Pass(positions=positions, mask_width=mask, eager=policy.attention == "eager", adapters=policy.lora is not None)
+
+
+def _saved(asked: Asked) -> int:
+    """Positions of an update's prompts that stand once for their group."""
+    samples = asked.recipe.rollout.samples_per_prompt
+    return asked.rows // samples * (samples - 1) * int(asked.recipe.rollout.max_prompt_tokens) if asked.recipe.batch.share_prompts is True else 0
 
 
 def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Mapping[str, float]]) -> Parts:

@@ -53,6 +53,7 @@ def batch_plan(recipe: Recipe, facts: Facts, attention: str, problems: list[Plan
         micro_batch_size=micro,
         rollouts_per_update=section.rollouts_per_update,
         tokens_per_micro_batch=budget,
+        share_prompts=section.share_prompts is True,
     )
     return BatchPlan(
         prompts_per_step=section.prompts_per_step,
@@ -65,6 +66,7 @@ def batch_plan(recipe: Recipe, facts: Facts, attention: str, problems: list[Plan
         needs_prepass=needs_prepass(recipe),
         tokens_per_micro_batch=budget,
         rollouts_per_update=section.rollouts_per_update,
+        share_prompts=shape.share_prompts,
     )
 
 

@@ -40,6 +40,10 @@ class ModelFacts:
     file_dtype: str | None = None
     plain_attention: bool = True
     """Whether attention is a softmax of scaled products and nothing else: no soft cap, no sinks."""
+    window: int | None = None
+    """Tokens that a layer with a sliding window sees; None: no layer has one."""
+    attends_only: bool = True
+    """Whether every layer is attention, over the whole sequence or a sliding window: no recurrence, no chunks."""
     experts: int | None = None
     """Experts that a router chooses from in each layer; None: the model has no router."""
     revision: str | None = None

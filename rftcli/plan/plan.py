@@ -180,6 +180,13 @@ class BatchPlan:
     """Positions of one pass of one rank, padding included; a longer row goes alone. None: `micro_batch_size` cuts."""
     rollouts_per_update: int = 1
     """Rollouts that the step's prompts are generated in, one after another, before the update."""
+    share_prompts: bool = False
+    """In a packed row the prompt of a group stands once, and the group's completions attend to it."""
+
+    @property
+    def form(self) -> str:
+        """What the start of a run proves: padded, packed or shared."""
+        return "shared" if self.share_prompts else self.layout
 
     @property
     def optimizer_updates_per_step(self) -> int:

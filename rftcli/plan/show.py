@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rftcli.plan import memory
-from rftcli.plan.plan import LearnerPlan, ModelPlan, Plan, RolloutPlan, plan_hash
+from rftcli.plan.plan import BatchPlan, LearnerPlan, ModelPlan, Plan, RolloutPlan, plan_hash
 from rftcli.plan.show_engine import apart_rows
 from rftcli.plan.show_memory import memory_lines
 from rftcli.plan.show_models import model_rows
@@ -23,7 +23,7 @@ def plan_text(plan: Plan) -> str:
         ("policy", f"{plan.policy.given}, {_count(parameters)} parameters, {plan.policy.dtype}, attention {plan.policy.attention}"),
         *model_rows(plan),
         ("batch", plan.batch.equation),
-        ("layout", plan.batch.layout + (f", {plan.batch.rollouts_per_update} rollouts an update" if plan.batch.rollouts_per_update > 1 else "")),
+        ("layout", _layout(plan.batch)),
         ("old log-probs", _old_logprobs(plan)),
         ("rollout", f"{rollout.engine}, {_passes(rollout)}, {rollout.max_new_tokens} new tokens, temperature {rollout.temperature}"),
         *sampling_rows(plan),
@@ -53,6 +53,11 @@ def plan_text(plan: Plan) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
     return "\n".join([*lines, *memory_lines(plan), *(f"note: {text}" for text in plan.notes)])
+
+
+def _layout(batch: BatchPlan) -> str:
+    shared = ", prompts shared" if batch.share_prompts else ""
+    return batch.layout + shared + (f", {batch.rollouts_per_update} rollouts an update" if batch.rollouts_per_update > 1 else "")
 
 
 def _old_logprobs(plan: Plan) -> str:

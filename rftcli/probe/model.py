@@ -128,6 +128,13 @@ EXPERTS_CHOSEN = ("num_experts_per_tok", "moe_topk", "num_experts_per_token")
 NOT_PLAIN = ("attn_logit_softcapping", "attn_softcap", "alibi")
 """Keys of configurations that change attention's scores."""
 WITH_SINKS = ("gpt_oss",)
+ATTENDING = {"full_attention", "sliding_attention"}
+"""Kinds of layers in configurations that are attention over the whole sequence or a window."""
+NOT_ATTENTION = (
+    "attention_chunk_size", "mamba_d_state", "ssm_state_size", "state_size", "ssm_cfg", "layers_block_type", "block_types", "attn_layer_period",
+    "lru_width",
+)  # fmt: skip
+"""Keys of configurations that have other layers, without saying so in `layer_types`."""
 
 
 def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]], *, revision: str | None = None) -> ModelFacts:
@@ -144,6 +151,8 @@ def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]], *, 
         parameters=parameters or _estimate(text),
         file_dtype=dtype or config.get("dtype") or config.get("torch_dtype"),
         plain_attention=not any(text.get(name) for name in NOT_PLAIN) and text.get("model_type") not in WITH_SINKS,
+        window=_window(text),
+        attends_only=set(text.get("layer_types") or ()) <= ATTENDING and not any(text.get(name) for name in NOT_ATTENTION),
         experts=next((text[name] for name in EXPERTS if text.get(name)), None),
         revision=revision,
         key_width=_key_width(text),
@@ -152,6 +161,13 @@ def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]], *, 
         inner=_inner(text),
         shapes={name: tuple(entry["shape"]) for header in headers for name, entry in header.items() if name != "__metadata__"} or None,
     )
+
+
+def _window(config: dict[str, Any]) -> int | None:
+    """Qwen2 names a window that none of its layers uses."""
+    kinds, window = config.get("layer_types"), config.get("sliding_window")
+    unused = "sliding_attention" not in kinds if kinds else config.get("use_sliding_window") is False
+    return None if unused or not window else int(window)
 
 
 def _key_width(config: dict[str, Any]) -> int | None:
@@ -254,6 +270,8 @@ def _from_gguf(path: Path) -> ModelFacts:
         parameters=parameters,
         file_dtype=None,
         plain_attention=not value(f"{architecture}.attn_logit_softcapping"),
+        window=value(f"{architecture}.attention.sliding_window") or None,
+        attends_only=value(f"{architecture}.ssm.state_size") is None,
         experts=value(f"{architecture}.expert_count") or None,
         key_width=_key_width(shape),
         query_width=_query_width(shape),

@@ -264,11 +264,12 @@ def make_sampler(plan: Plan, model: Any, tokenizer: Any, ends: tuple[int, ...], 
 
 def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:
     """Refuse to train on log-probs that are not the model's own. Raises RftError with what to change."""
-    if plan.batch.layout not in probe.layouts:
-        other = f"; batch.layout: {probe.layouts[0]} agrees" if probe.layouts else ""
+    form = plan.batch.form
+    if form not in probe.layouts:
+        other = "; or batch.share_prompts: false" if form == "shared" else f"; batch.layout: {probe.layouts[0]} agrees" if probe.layouts else ""
         raise RftError(
-            f"the trainer's log-probs differ from the model's plain forward by {getattr(probe, plan.batch.layout):.2g} nats on average over "
-            f"{probe.positions} positions in the {plan.batch.layout} layout (at most {probe.tolerance:g} is accepted)",
+            f"the trainer's log-probs differ from the model's plain forward by {getattr(probe, form):.2g} nats on average over "
+            f"{probe.positions} positions in the {form} layout (at most {probe.tolerance:g} is accepted)",
             hint=f"try models.policy.attention: eager or dtype: float32{other}",
         )
     if probe.head == "model":
@@ -315,7 +316,8 @@ def build(
         fused=fused,
     )  # fmt: skip
     rough = plan.policy.quantise is not None and plan.policy.quantise.bits == 8
-    probe = agreement(policy, temperature=plan.rollout.temperature, tolerance=TOLERANCE_8_BITS if rough else None)
+    rounding = TOLERANCE_8_BITS if rough else None
+    probe = agreement(policy, temperature=plan.rollout.temperature, tolerance=rounding, shares_prompts=plan.batch.share_prompts)
     prove(probe, plan, emit)
     policy.head = probe.head
     if plan.rollout.engine == "hf" and not plan.rollout.shares_weights:
@@ -349,7 +351,7 @@ def build(
     info = {
         "name": plan.name, "steps": plan.steps, "ranks": world.size, "device": plan.world.device, "engine": plan.rollout.engine,
         "model": plan.policy.given, "parameters": parameters, "zero_stage": plan.learner.zero_stage, "batch": plan.batch.equation,
-        "logprob_probe": max(probe.padded, probe.packed),
+        "logprob_probe": probe.worst,
     }  # fmt: skip
     return Job(
         plan=plan, written=plan_from_json(attempt.plan.read_text(encoding="utf-8")), run=run, attempt=attempt, world=world, device=device,

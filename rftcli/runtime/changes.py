@@ -194,6 +194,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "batch.micro_batch_size": (FREE, "the same gradient up to rounding"),
     "batch.tokens_per_micro_batch": (FREE, "the same gradient up to rounding"),
     "batch.layout": (FREE, "the same gradient up to rounding"),
+    "batch.share_prompts": (FREE, "the same gradient up to rounding"),
     "batch.**": (RISKY, "another batch"),
     "learner.kind": (IMPOSSIBLE, "the optimizer's state has another form"),
     "learner.compile": (RISKY, "other kernels, so the bits differ"),

@@ -83,11 +83,11 @@ def make_teacher(plan: Plan, device: torch.device, world: World) -> Reference | 
     assert plan.teacher.model is not None
     model = load_model(plan.teacher.model, device)
     policy = CausalPolicy(model)
-    probe = agreement(policy, temperature=plan.rollout.temperature)
-    if plan.batch.layout not in probe.layouts:
+    probe = agreement(policy, temperature=plan.rollout.temperature, shares_prompts=plan.batch.share_prompts)
+    if plan.batch.form not in probe.layouts:
         raise RftError(
-            f"the teacher's log-probs differ from its plain forward by {getattr(probe, plan.batch.layout):.2g} nats on average in the "
-            f"{plan.batch.layout} layout (at most {probe.tolerance:g} is accepted)",
+            f"the teacher's log-probs differ from its plain forward by {getattr(probe, plan.batch.form):.2g} nats on average in the "
+            f"{plan.batch.form} layout (at most {probe.tolerance:g} is accepted)",
             hint="try models.teacher.dtype: float32, or another batch.layout",
         )
     policy.head = probe.head

@@ -26,8 +26,8 @@ def count(experiences: Sequence[Experience]) -> Denominators:
 def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators: Denominators, *, pad_id: int, device: torch.device) -> Batch:
     """One micro-batch in the plan's layout, on `device`."""
     masks = [experience.mask for experience in experiences]
-    rows = [align.Row(experience.token_ids, experience.prompt_tokens, experience.mask) for experience in experiences]
-    inputs = align.packed(rows) if plan.layout == "packed" else align.padded(rows, pad_id)
+    rows = _rows(experiences)
+    inputs = align.padded(rows, pad_id) if plan.layout == "padded" else align.shared(rows) if plan.share_prompts else align.packed(rows)
 
     def flat(name: str) -> torch.Tensor | None:
         vectors = [getattr(experience, name) for experience in experiences]
@@ -39,7 +39,7 @@ def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators:
     assert advantages is not None
     return Batch(
         input_ids=inputs.input_ids.to(device),
-        position_ids=inputs.position_ids.to(device),
+        position_ids=inputs.position_ids if inputs.attention_mask is None else inputs.position_ids.to(device),
         attention_mask=None if inputs.attention_mask is None else inputs.attention_mask.to(device),
         select=inputs.select.to(device),
         target_ids=inputs.target_ids.to(device),
@@ -57,20 +57,47 @@ def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators:
         kept=flat("kept"),
         chosen=flat("chosen"),
         denominators=denominators,
+        ends=inputs.ends.to(device),
     )
 
 
+def _rows(experiences: Sequence[Experience]) -> list[align.Row]:
+    return [align.Row(item.token_ids, item.prompt_tokens, item.mask, _group(item)) for item in experiences]
+
+
+def _group(experience: Experience) -> int | None:
+    """The draw that a completion's prompt is; None for a row that nobody sampled."""
+    return None if experience.sample is None else experience.sample.completion.prompt.draw
+
+
 def by_length(experiences: Sequence[Experience], plan: BatchPlan) -> Sequence[Experience]:
-    """The order in which a token budget wastes least: the longest first, equals as they come. Cut by rows, the order stays as it is."""
+    """The order in which a token budget wastes least: the longest first, equals as they come, and whole groups where prompts are shared. Cut by rows,
+    the order stays as it is."""
     if plan.tokens_per_micro_batch is None:
         return experiences
-    return sorted(experiences, key=lambda experience: -len(experience.token_ids))
+    ordered = sorted(experiences, key=lambda experience: -len(experience.token_ids))
+    if not plan.share_prompts:
+        return ordered
+    groups: dict[object, list[Experience]] = {}
+    for number, experience in enumerate(ordered):
+        draw = _group(experience)
+        groups.setdefault(("alone", number) if draw is None else draw, []).append(experience)
+    return [experience for members in sorted(groups.values(), key=_shared_tokens, reverse=True) for experience in members]
+
+
+def _shared_tokens(members: Sequence[Experience]) -> int:
+    """Of a group whose prompt stands once."""
+    return members[0].prompt_tokens + sum(len(item.mask) for item in members)
 
 
 def _cuts(experiences: Sequence[Experience], plan: BatchPlan, *, at_least: int) -> list[range]:
     if plan.tokens_per_micro_batch is None:
         return batchmath.micro_batches(len(experiences), plan.micro_batch_size)
     lengths = [len(experience.token_ids) for experience in experiences]
+    if plan.share_prompts:
+        rows = _rows(experiences)
+        saved = [row.prompt_tokens if place and align.same_prompt(rows[place - 1], row) else 0 for place, row in enumerate(rows)]
+        return batchmath.group_micro_batches(lengths, saved, plan.tokens_per_micro_batch, at_least=at_least)
     return batchmath.token_micro_batches(lengths, plan.tokens_per_micro_batch, padded=plan.layout == "padded", at_least=at_least)
 
 

@@ -39,10 +39,9 @@ def fill_values(experiences: Sequence[Experience], critic: Any, plan: Plan, worl
 
 def with_ends(batch: Batch, members: Sequence[Experience]) -> Batch:
     """The batch, asked for one value more of each sequence: the one behind its last token."""
-    lengths = torch.tensor([len(item.token_ids) for item in members], dtype=torch.int64, device=batch.select.device)
-    rows = torch.arange(len(members), device=lengths.device)
-    starts = lengths.cumsum(0) - lengths if batch.attention_mask is None else rows * batch.input_ids.shape[1]
-    ends = starts + lengths - 1
+    assert batch.ends is not None
+    ends = batch.ends[: len(members)]
+    rows = torch.arange(len(members), device=ends.device)
     return replace(
         batch,
         select=torch.cat([batch.select, ends]),

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftcli.algo.align import Inputs, Row, flatten, packed, padded, unflatten
+from rftcli.algo.align import Inputs, Row, flatten, packed, padded, shared, unflatten
 from rftcli.types import Batch
 
 PAD = 0
@@ -41,6 +41,32 @@ def test_packed() -> None:
     assert inputs.target_ids.tolist() == [13, 15, 22]
     assert inputs.sequence.tolist() == [0, 0, 1]
     assert inputs.num_sequences == 4
+
+
+def test_shared() -> None:
+    """Prompts of one group stand once; the first token of each of its completions is predicted at the prompt's last place."""
+    group = [row([11, 12, 13, 14, 15], 2, [True, False, True]), row([11, 12], 2), row([11, 12, 16, 17], 2), row([11, 12, 18], 2)]
+    rows = [*(each._replace(group=7) for each in group), row([31, 32, 33], 3), row([11, 12, 41], 2)._replace(group=8)]
+    inputs = shared(rows)
+    assert inputs.input_ids.tolist() == [[11, 12, 13, 14, 15, 16, 17, 18, 31, 32, 33, 11, 12, 41]]
+    assert inputs.position_ids.tolist() == [[0, 1, 2, 3, 4, 2, 3, 2, 0, 1, 2, 0, 1, 2]]
+    assert inputs.select.tolist() == [1, 3, 1, 5, 1, 12]
+    assert inputs.target_ids.tolist() == [13, 15, 16, 17, 18, 41]
+    assert inputs.sequence.tolist() == [0, 0, 2, 2, 3, 5]
+    assert inputs.ends.tolist() == [4, 1, 6, 7, 10, 13]
+    assert inputs.attention_mask is None and inputs.num_sequences == 6
+
+
+def test_rows_share_nothing_without_a_group_or_with_another_prompt() -> None:
+    same = [row([11, 12, 13], 2), row([11, 12, 14], 2)]
+    for rows in (same, [same[0]._replace(group=1), same[1]._replace(group=2)], [row([11, 12, 13], 2)._replace(group=1), row([11, 19, 13], 2)._replace(group=1)]):
+        for name in ("input_ids", "position_ids", "select", "target_ids", "sequence", "ends"):
+            assert torch.equal(getattr(shared(rows), name), getattr(packed(rows), name)), name
+
+
+def test_the_last_token_of_each_row() -> None:
+    assert padded(ROWS, PAD).ends.tolist() == [4, 6, 12, 16]
+    assert packed(ROWS).ends.tolist() == [4, 6, 9, 11]
 
 
 def test_the_end_token_is_trained_and_padding_is_not() -> None:
@@ -83,6 +109,20 @@ def test_layouts_agree_and_lose_nothing(rows: list[Row]) -> None:
         assert torch.equal(getattr(layouts[0], name)[real], getattr(layouts[1], name)[0])
     positions = [inputs.position_ids.flatten()[inputs.select] for inputs in layouts]
     assert torch.equal(*positions)
+
+
+@given(row_lists(), st.integers(1, 4))
+def test_shared_prompts_lose_nothing(rows: list[Row], copies: int) -> None:
+    """Each row of a group predicts the tokens of its own packed row from the same ids before them."""
+    grouped = [each._replace(group=number) for number, each in enumerate(rows) for _ in range(copies)]
+    one, other = packed(grouped), shared(grouped)
+    for name in ("target_ids", "sequence"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+    for name in ("input_ids", "position_ids"):
+        first, second = getattr(one, name).flatten(), getattr(other, name).flatten()
+        assert torch.equal(first[one.select], second[other.select]) and torch.equal(first[one.ends], second[other.ends])
+    saved = sum(each.prompt_tokens for each in rows) * (copies - 1)
+    assert other.input_ids.numel() == one.input_ids.numel() - saved
 
 
 @given(row_lists())

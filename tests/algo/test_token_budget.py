@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftcli.algo.batchmath import batch_shape, equation, rollouts, rollouts_refusal, token_micro_batches
+from rftcli.algo.batchmath import batch_shape, equation, group_micro_batches, rollouts, rollouts_refusal, token_micro_batches
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
@@ -51,6 +51,43 @@ def test_the_worked_cases() -> None:
     assert token_micro_batches([50, 3, 3], 10, padded=True) == [range(0, 1), range(1, 3)]  # a row beyond the budget goes alone
     assert token_micro_batches([4, 4, 4, 4], 12, padded=False) == [range(0, 2), range(2, 4)]  # 8 + 8, not 12 + 4
     assert len(token_micro_batches([5] * 8, 100, padded=True, at_least=3)) == 3  # as many as another rank needs
+
+
+GROUPS = st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(0, 20), min_size=1, max_size=5)), min_size=1, max_size=8)
+
+
+def shared_cost(lengths: list[int], saved: list[int], rows: range) -> int:
+    return sum(lengths[row] for row in rows) - sum(saved[row] for row in rows[1:])
+
+
+@given(GROUPS, st.integers(1, 200), st.integers(1, 20))
+def test_groups_stay_whole_where_they_fit(groups: list[tuple[int, list[int]]], budget: int, at_least: int) -> None:
+    """Every row once and in order, within the budget; only a group that alone is more than it is cut, unless another rank needs more pieces."""
+    lengths = [prompt + length for prompt, completions in groups for length in completions]
+    saved = [prompt if place else 0 for prompt, completions in groups for place in range(len(completions))]
+    parts = group_micro_batches(lengths, saved, budget, at_least=at_least)
+    assert [row for part in parts for row in part] == list(range(len(lengths)))
+    assert all(len(part) == 1 or shared_cost(lengths, saved, part) <= budget for part in parts)
+    assert len(parts) >= min(at_least, len(lengths))
+    alone = group_micro_batches(lengths, saved, budget)
+    starts = {part.start for part in alone}
+    first = 0
+    for prompt, completions in groups:
+        inside = starts & set(range(first + 1, first + len(completions)))
+        assert not inside or prompt + sum(completions) > budget
+        first += len(completions)
+
+
+def test_shared_prompts_in_numbers() -> None:
+    """Two groups of three: a prompt of 10 and completions of 4. A group is 22 tokens, two completions of it 18."""
+    lengths, saved = [14] * 6, [0, 10, 10] * 2
+    assert group_micro_batches(lengths, saved, 44) == [range(0, 6)]
+    assert group_micro_batches(lengths, saved, 43) == [range(0, 3), range(3, 6)]
+    assert group_micro_batches(lengths, saved, 18) == [range(0, 2), range(2, 3), range(3, 5), range(5, 6)]
+    assert group_micro_batches(lengths, saved, 44, at_least=2) == [range(0, 3), range(3, 6)]
+    assert len(group_micro_batches(lengths, saved, 44, at_least=5)) == 5
+    shape = batch_shape(4, 3, 1, 1, 2, None, tokens_per_micro_batch=44, share_prompts=True)
+    assert equation(shape).endswith("(micro-batches of at most 44 tokens, a group's prompt once in each)")
 
 
 def test_rollouts_of_a_step() -> None:

@@ -372,6 +372,7 @@ OTHER: dict[str, str] = {
     "train.supervised.rows_per_update": "7",
     "algorithm.loss.aggregate": "sequence_mean", "algorithm.kl.coefficient": "0.2", "algorithm.kl.estimator": "k2",
     "batch.prompts_per_step": "32", "batch.updates_per_step": "2", "batch.epochs": "2", "batch.micro_batch_size": "3", "batch.layout": "packed",
+    "batch.share_prompts": "true",
     "train.steps": "11", "train.data_passes": "5", "train.max_grad_norm": "0.5",
     "train.optimizer.lr": "1e-5", "train.optimizer.betas": "[0.8, 0.9]", "train.optimizer.eps": "1e-7", "train.optimizer.weight_decay": "0.1",
     "train.optimizer.schedule": "cosine", "train.optimizer.warmup_steps": "3", "train.optimizer.min_lr": "1e-9",

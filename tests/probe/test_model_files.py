@@ -113,6 +113,26 @@ def test_what_attention_does_to_its_scores(directory: Path, change: dict[str, An
     assert model_facts(str(directory)).plain_attention is plain
 
 
+@pytest.mark.parametrize(
+    ("change", "window", "attends_only"),
+    [
+        ({}, None, True),
+        ({"sliding_window": 4096}, 4096, True),
+        ({"sliding_window": 4096, "use_sliding_window": False}, None, True),
+        ({"sliding_window": 4096, "layer_types": ["full_attention"] * 32}, None, True),
+        ({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 16}, 512, True),
+        ({"layer_types": ["linear_attention", "full_attention"] * 16}, None, False),
+        ({"attention_chunk_size": 8192}, None, False),
+        ({"mamba_d_state": 16}, None, False),
+    ],
+)
+def test_what_layers_see_of_a_sequence(directory: Path, change: dict[str, Any], window: int | None, attends_only: bool) -> None:
+    (directory / "pytorch_model.bin").write_bytes(b"")
+    (directory / "config.json").write_text(json.dumps(LLAMA_2_7B | change))
+    facts = model_facts(str(directory))
+    assert (facts.window, facts.attends_only) == (window, attends_only)
+
+
 def test_the_builtin_model() -> None:
     facts = model_facts(str(builtin_path("quickstart")))
     assert facts.parameters is not None and 700_000 < facts.parameters < 900_000 and facts.max_positions is not None

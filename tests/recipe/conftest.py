@@ -329,6 +329,7 @@ batch:
   micro_batch_size: 4
   tokens_per_micro_batch: auto
   layout: packed
+  share_prompts: false
 train:
   steps: 100
   max_hours: 2.5

@@ -129,6 +129,7 @@ ADDED = {
     "data.train[].streaming",
     "data.seed",
     "batch.layout",
+    "batch.share_prompts",
     "rollout.hf.batch_rows",
     "train.deterministic",
     "train.max_tokens",

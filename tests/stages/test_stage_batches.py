@@ -120,6 +120,42 @@ def test_ranks_agree_under_a_token_budget(made: SimpleNamespace) -> None:
     assert second[-1].input_ids.shape == (1, 2)  # the shortest row, untrained
 
 
+def grouped(made: SimpleNamespace, draws: list[int], lengths: list[int], prompt: int = 10) -> list[Experience]:
+    found = []
+    for number, (draw, length) in enumerate(zip(draws, lengths, strict=True)):
+        sample = SimpleNamespace(completion=SimpleNamespace(prompt=SimpleNamespace(draw=draw)))
+        found.append(replace(experience([draw + 1] * prompt + [50 + number] * length, prompt), sample=sample))
+    return found
+
+
+def test_groups_lie_together_and_their_prompt_stands_once(made: SimpleNamespace) -> None:
+    """The group with the most tokens first, in it the longest first; a budget counts what is really computed."""
+    plan = made.plan("batch.share_prompts=true", "batch.tokens_per_micro_batch=34", "batch.prompts_per_step=32").batch
+    assert plan.layout == "packed" and plan.share_prompts
+    rows = grouped(made, [0, 1, 2, 0, 1, 2], [2, 5, 1, 3, 6, 1])
+    by = batches.by_length(rows, plan)
+    assert [(int(item.token_ids[0]) - 1, len(item.mask)) for item in by] == [(1, 6), (1, 5), (0, 3), (0, 2), (2, 1), (2, 1)]
+    parts = batches.micro_batches(by, plan, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
+    assert [part.num_sequences for part in parts] == [2, 4] and [part.input_ids.numel() for part in parts] == [21, 27]
+    assert parts[0].input_ids.tolist() == [[2] * 10 + [54] * 6 + [51] * 5] and parts[0].position_ids[0, 10:].tolist() == [*range(10, 16), *range(10, 15)]
+    assert parts[0].select.tolist() == [9, *range(10, 15), 9, *range(16, 20)]
+    assert [int(token) for part in parts for token in part.target_ids] == [54] * 6 + [51] * 5 + [53] * 3 + [50] * 2 + [52, 55]
+
+
+def test_a_group_beyond_the_budget_is_split_and_its_prompt_computed_in_each_part(made: SimpleNamespace) -> None:
+    plan = made.plan("batch.share_prompts=true", "batch.tokens_per_micro_batch=18", "batch.prompts_per_step=32").batch
+    rows = batches.by_length(grouped(made, [0] * 4, [4, 4, 4, 4]), plan)
+    parts = batches.micro_batches(rows, plan, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
+    assert [part.input_ids.numel() for part in parts] == [18, 18]
+
+
+def test_rows_that_nobody_sampled_share_nothing(made: SimpleNamespace) -> None:
+    plan = made.plan("batch.share_prompts=true", "batch.tokens_per_micro_batch=100", "batch.prompts_per_step=32").batch
+    rows = batches.by_length([experience([1, 2, 3], 2), experience([1, 2, 4], 2)], plan)
+    (part,) = batches.micro_batches(rows, plan, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
+    assert part.input_ids.tolist() == [[1, 2, 3, 1, 2, 4]]
+
+
 def test_temperatures_stand_at_their_tokens(made: SimpleNamespace) -> None:
     """In the order of the trained tokens, in both layouts; without any the batch has none."""
     for layout in ("padded", "packed"):

@@ -1,0 +1,91 @@
+"""When a group's prompt goes through the model once: what `true` and `auto` come to, what rules it out, and what it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rftcli.plan.compile import CompileError
+from rftcli.plan.facts import MachineFacts, ModelFacts
+from rftcli.plan.plan import Plan
+from rftcli.plan.show import plan_text
+
+Compiled = Callable[..., Plan]
+LONG = ("rollout.max_prompt_tokens=2048", "rollout.max_new_tokens=256")
+TRUE = "batch.share_prompts=true"
+
+
+def came_to(plan: Plan) -> tuple[str, str, bool]:
+    return plan.policy.attention, plan.batch.layout, plan.batch.share_prompts
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (LONG, ("sdpa", "padded", False)),  # padded rows have a prompt each
+        ((*LONG, TRUE), ("varlen", "packed", True)),
+        ((*LONG, TRUE, "models.policy.attention=sdpa"), ("sdpa", "packed", True)),
+        ((*LONG, "models.policy.attention=varlen"), ("varlen", "packed", True)),
+        ((*LONG, "models.policy.attention=varlen", "batch.share_prompts=false"), ("varlen", "packed", False)),
+        ((*LONG, "models.policy.attention=varlen", "batch.layout=padded"), ("varlen", "padded", False)),
+        (("models.policy.attention=varlen", "rollout.max_prompt_tokens=64", "rollout.max_new_tokens=1024"), ("varlen", "packed", False)),  # 5%
+        ((TRUE, "rollout.max_prompt_tokens=64", "rollout.max_new_tokens=1024"), ("varlen", "packed", True)),
+        ((*LONG, "models.policy.attention=flash_2"), ("flash_2", "packed", False)),
+    ],
+)
+def test_what_it_comes_to(compiled: Compiled, sets: tuple[str, ...], expected: tuple[str, str, bool]) -> None:
+    assert came_to(compiled(*sets)) == expected
+
+
+NO_GROUPS = ("rollout.samples_per_prompt=1", "algorithm.advantage.kind=reinforce")
+
+
+@pytest.mark.parametrize(
+    ("sets", "facts", "reason"),
+    [
+        (("batch.layout=padded",), {}, "padded rows have a prompt each"),
+        (("models.policy.attention=flash_2",), {}, "attention `flash_2` does not know them"),
+        (NO_GROUPS, {}, "a group has one completion"),
+        (("models.policy.dropout=0.1",), {}, "dropout would draw once for a prompt"),
+        (("models.policy.lora={dropout: 0.1}",), {}, "dropout would draw once for a prompt"),
+        (("models.policy.router_loss=0.1",), {"experts": 4}, "router_loss looks at each completion's whole sequence"),
+        (("train.compile=true",), {}, "train.compile"),
+        (("models.teacher.server=http://host:8000",), {}, "the teacher's server takes whole sequences"),
+        (LONG, {"window": 2303}, "/models/policy has a sliding window of 2303 tokens, and sequences have up to 2304"),
+        ((), {"attends_only": False}, "/models/policy has layers that are no attention"),
+        ((), {"plain_attention": False}, "/models/policy caps its attention scores"),
+        (("algorithm.advantage.kind=gae", "models.critic={}"), {"critic": ModelFacts(path="/critic", attends_only=False)}, "/critic has layers"),
+    ],
+)
+def test_what_rules_it_out(compiled: Compiled, sets: tuple[str, ...], facts: dict[str, object], reason: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        compiled(TRUE, *sets, **facts)
+    (problem,) = [found for found in caught.value.problems if found.path == "batch.share_prompts"]
+    assert problem.reason is not None and reason in problem.reason
+
+
+def test_auto_leaves_off_what_cannot_be_and_says_why(compiled: Compiled) -> None:
+    plan = compiled(*LONG, "models.policy.attention=varlen", window=1000)
+    assert not plan.batch.share_prompts
+    assert "prompts are not shared: /models/policy has a sliding window of 1000 tokens, and sequences have up to 2304" in plan.notes
+    assert compiled(*LONG, "models.policy.attention=varlen", window=2304).batch.share_prompts
+
+
+def test_the_plan_shows_it(compiled: Compiled) -> None:
+    plan = compiled(*LONG, "models.policy.attention=varlen", "batch.prompts_per_step=32")
+    assert plan.batch.equation.endswith("(micro-batches of at most 8192 tokens, a group's prompt once in each)")
+    assert "packed, prompts shared" in plan_text(plan)
+    assert any("up to 78% of the update's tokens are saved" in note for note in plan.notes)  # 7 x 2048 of 8 x 2304
+
+
+def test_a_whole_update_needs_no_room_for_prompts_that_stand_once(compiled: Compiled, gpus: MachineFacts) -> None:
+    """Two groups of eight: 2 x (2048 + 8 x 256) positions instead of 16 x 2304."""
+    shape = {"layers": 2, "hidden": 64, "vocabulary": 100, "parameters": 10**6, "machine": gpus}
+    sets = (*LONG, "models.policy.attention=varlen", "batch.prompts_per_step=2", "batch.tokens_per_micro_batch=65536")
+    kept = []
+    for shares in ("true", "false"):
+        table = compiled(*sets, f"batch.share_prompts={shares}", **shape).memory
+        assert table is not None
+        kept.append(next(row.gib["learn"] for row in table.rows if row.name == "activations"))
+    assert kept[0] / kept[1] == pytest.approx(2 * 4096 / (16 * 2304))
