@@ -24,6 +24,7 @@ from benchmarks.runs import machine
 from benchmarks.update import SHAPES, SIZES
 from rftcli.models.attention import implementation
 from rftcli.models.policy import CausalPolicy
+from rftcli.models.scores import kernels_work
 from rftcli.plan.plan import BatchPlan
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages import batches
@@ -40,7 +41,7 @@ TOP = 25
 """Kernels shown."""
 
 
-def made_policy(shape: str, attention: str, device: torch.device, longest: int) -> CausalPolicy:
+def made_policy(shape: str, attention: str, device: torch.device, longest: int, fused: bool) -> CausalPolicy:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -49,7 +50,7 @@ def made_policy(shape: str, attention: str, device: torch.device, longest: int) 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with device:
         model = Qwen2ForCausalLM._from_config(config, dtype=dtype, attn_implementation=implementation(attention))
-    return CausalPolicy(model).train()
+    return CausalPolicy(model, fused=fused).train()
 
 
 def experiences(options: argparse.Namespace) -> list[Experience]:
@@ -115,12 +116,13 @@ def one_pass(policy: CausalPolicy, batch: Batch, clocks: dict[str, Clock], no_gr
 
 def run_case(options: argparse.Namespace, name: str, device: torch.device) -> dict[str, Any]:
     attention, layout, shares = CASES[name]
-    policy = made_policy(options.shape, attention, device, options.prompt + options.response)
+    fused = not options.plain_scores and kernels_work(device) is None
+    policy = made_policy(options.shape, attention, device, options.prompt + options.response, fused)
     parts = micro_batches(options, layout, shares, device)
     positions, trained = sum(part.input_ids.numel() for part in parts), sum(part.target_ids.numel() for part in parts)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    found: dict[str, Any] = {"micro_batches": len(parts), "positions": positions, "trained": trained}
+    found: dict[str, Any] = {"fused_scores": fused, "micro_batches": len(parts), "positions": positions, "trained": trained}
     for repeat in range(options.repeats + 1):  # the first warms up
         policy.zero_grad()
         clocks = {part: Clock(device) for part in ("no_gradient", "forward", "backward")}
@@ -170,6 +172,7 @@ def main() -> None:
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--no-gradient", action="store_true", help="a pass without gradient first, as old log-probs and references take")
+    parser.add_argument("--plain-scores", action="store_true", help="scores are read by plain torch on a GPU too")
     parser.add_argument("--profile", action="store_true", help=f"print the {TOP} kernels of a micro-batch that take longest")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
