@@ -131,6 +131,7 @@ ADDED = {
     "batch.layout",
     "rollout.hf.batch_rows",
     "train.deterministic",
+    "train.kernels",
     "train.max_tokens",
     "train.optimizer.no_decay",
     "train.optimizer.options",
