@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rftcli.errors import MachineError, UsageError
+from rftcli.models import kernels as fused
 from rftcli.models.attention import implementation
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -64,9 +65,11 @@ def load_causal_lm(
     device: torch.device | str,
     revision: str | None = None,
     quantised: Any = None,
+    kernels: str = "none",
 ) -> PreTrainedModel:
     """The model, in eval mode, on `device`. `dtype` is float32 or bfloat16, `attention` a kind of the recipe, `options` go to `from_pretrained`
     (a key of the configuration changes it). `revision` is of a hub id. `quantised`: a `BitsAndBytesConfig`; weights go to the device in few bits.
+    `kernels`: none or liger, whose families are known before weights are read.
 
     `dropout` is set everywhere: 0.0 turns off what the configuration or a module brought along. Layer drop is always off: it would make two
     forward passes of one policy different models. Raises UsageError for what is no model, or for an option that is fixed elsewhere, and MachineError
@@ -82,6 +85,8 @@ def load_causal_lm(
         hub = {name: value for name, value in options.items() if name in _HUB_OPTIONS}
         changes = {name: value for name, value in options.items() if name not in _HUB_OPTIONS}
         config, rest = AutoConfig.from_pretrained(**source, **hub, **changes, trust_remote_code=trust_remote_code, return_unused_kwargs=True)
+        if kernels == "liger":
+            fused.switches(config)
         _set_config_dropout(config, dropout)
         model = AutoModelForCausalLM.from_pretrained(
             **source,
@@ -95,6 +100,8 @@ def load_causal_lm(
             trust_remote_code=trust_remote_code,
         )
     _set_module_dropout(model, dropout)
+    if kernels == "liger":
+        fused.apply(model)
     if quantised is None:
         return model.to(device)
     _keep_packing(model)

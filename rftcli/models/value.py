@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from rftcli.errors import UsageError
+from rftcli.models import kernels as fused
 from rftcli.models.attention import implementation, model_inputs
 from rftcli.models.load import _HUB_OPTIONS, DTYPES, _readable_errors, _set_config_dropout, _set_module_dropout, _source, _unpacked
 from rftcli.types import Batch
@@ -78,17 +79,21 @@ def load_value_model(
     trust_remote_code: bool,
     device: torch.device | str,
     revision: str | None = None,
+    kernels: str = "none",
 ) -> PreTrainedModel:
     """A token classifier with one label, in eval mode, on `device`, without dropout.
 
     A head that `path` does not have starts at 0: the first values are 0, on every rank alike. `head` is the name that the value head has among the
-    weights of `path`, `revision` a commit of a hub id. Raises UsageError for what has no such class, or where `head` names no weights.
+    weights of `path`, `revision` a commit of a hub id, `kernels` as for a causal model. Raises UsageError for what has no such class, or where `head`
+    names no weights.
     """
     source = _source(path, revision)
     hub = {name: value for name, value in options.items() if name in _HUB_OPTIONS}
     changes = {name: value for name, value in options.items() if name not in _HUB_OPTIONS}
     with _readable_errors(path):
         config, rest = AutoConfig.from_pretrained(**source, **hub, **changes, trust_remote_code=trust_remote_code, return_unused_kwargs=True)
+        if kernels == "liger":
+            fused.switches(config)
         config.num_labels = 1
         config.classifier_dropout = 0.0
         config.token_classification_bias = True
@@ -119,6 +124,8 @@ def load_value_model(
         for name in fresh:
             getattr(linear, name).zero_()
     _set_module_dropout(model, 0.0)
+    if kernels == "liger":
+        fused.apply(model)
     return model.eval().to(device)
 
 

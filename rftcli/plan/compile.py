@@ -14,6 +14,7 @@ from rftcli.plan.compile_algorithm import advantage_plan, check_loss, loss_plan
 from rftcli.plan.compile_checkpoint import checkpoint_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_host_memory import with_host
+from rftcli.plan.compile_kernels import check_kernels
 from rftcli.plan.compile_memory import Asked, memory_plan, training_parts, with_memory
 from rftcli.plan.compile_models import check_models, model_plan, reference_plans
 from rftcli.plan.compile_sharing import with_sharing
@@ -95,6 +96,7 @@ def compile_plan(
     evaluation = eval_plan(recipe, facts, search_path, problems)
     check_stage(asked_for, policy, problems)
     check_update(recipe, world, policy, learner, problems)
+    check_kernels(recipe, device, problems)
     check_router(recipe, facts, problems)
     check_loss(recipe, rollout, problems, notes)
     check_profile(recipe, device, problems)

@@ -56,6 +56,7 @@ def model_plan(recipe: Recipe, facts: Facts, device: str, path: str) -> ModelPla
         if policy.quantise is None
         else QuantisePlan(bits=policy.quantise.bits, kind=policy.quantise.kind, nested=policy.quantise.nested),
         ema=None if policy.ema is None else EmaPlan(decay=policy.ema.decay, evaluate=policy.ema.evaluate, export=policy.ema.export),
+        kernels=recipe.train.kernels,
     )
 
 

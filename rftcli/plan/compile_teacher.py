@@ -46,7 +46,7 @@ def teacher_plan(
         path=own.path, given=section.path, parameters=own.parameters, revision=own.revision or section.revision,
         dtype=policy.dtype if section.dtype == "auto" else section.dtype,
         dropout=0.0, gradient_checkpointing=False, options={}, tokenizer=None, tokenizer_revision=None, tokenizer_options={}, add_tokens=(),
-        freeze=(), lora=None, quantise=None, ema=None,
+        freeze=(), lora=None, quantise=None, ema=None, kernels="none",
     )  # fmt: skip
     return TeacherPlan(model=model, offload=_offload(section, world, notes), server=None)
 

@@ -68,6 +68,8 @@ class ModelPlan:
     lora: LoraPlan | None = None
     quantise: QuantisePlan | None = None
     ema: EmaPlan | None = None
+    kernels: str = "none"
+    """none or liger: fused kernels in place of the model's norms, gated layers and rotary embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

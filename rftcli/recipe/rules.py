@@ -17,6 +17,7 @@ from rftcli.recipe import (
     data_rules,
     estimator_rules,
     eval_rules,
+    kernel_rules,
     launch_rules,
     loss_rules,
     model_rules,
@@ -327,6 +328,7 @@ RULES: dict[str, Rule] = {
     "kl-controller": Rule(
         about=("algorithm.kl.controller",), text="An adaptive KL coefficient needs a target and a start above 0.", check=ppo_rules.kl_controller
     ),
+    **kernel_rules.RULES,
     **loss_rules.RULES,
     "supervised-source": Rule(
         about=("train.supervised.data",),

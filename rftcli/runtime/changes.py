@@ -141,6 +141,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "policy.trust_remote_code": (FREE, "whether code may run, not which"),
     "policy.options": (RISKY, "the model is loaded in another way"),
     "policy.options.**": (RISKY, "the model is loaded in another way"),
+    "policy.kernels": (RISKY, "other kernels, so the bits differ"),
     "policy.parameters": (FOLLOWS, "from the path"),
     "policy.revision": (IMPOSSIBLE, "the optimizer's state belongs to the model it was made with"),
     "policy.tokenizer": (IMPOSSIBLE, "other ids"),

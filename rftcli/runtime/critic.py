@@ -44,6 +44,7 @@ def make_critic(plan: CriticPlan, world: World, device: torch.device, tokenizer:
         trust_remote_code=plan.model.trust_remote_code,
         device=device,
         revision=plan.model.revision,
+        kernels=plan.model.kernels,
     )
     fitted(model, plan.model, tokenizer)
     return CriticLearner(ValueModel(model, gradient_checkpointing=plan.model.gradient_checkpointing), plan.learner, world, device, temperature=1.0)

@@ -14,6 +14,7 @@ from rftcli.builtin import builtin_path
 from rftcli.errors import ResumeError
 from rftcli.models import lora
 from rftcli.models.freeze import freeze
+from rftcli.models.kernels import switches
 from rftcli.models.load import load_causal_lm, load_tokenizer, quantisation
 from rftcli.models.policy import CausalPolicy, Head
 from rftcli.models.scores import kernels_work
@@ -48,6 +49,7 @@ def load_model(plan: ModelPlan, device: torch.device, path: str | None = None, *
         device=device,
         revision=plan.revision if path is None else None,
         quantised=quantised,
+        kernels=plan.kernels,
     )
 
 
@@ -69,6 +71,8 @@ def make_policy(
     bits = plan.quantise
     few = None if bits is None else quantisation(bits=bits.bits, kind=bits.kind, nested=bits.nested, dtype=plan.dtype)
     model = fitted(load_model(plan, device, None if weights is None else str(weights), quantised=few), plan, tokenizer)
+    if plan.kernels != "none":
+        emit.log(f"kernels of {plan.kernels}: {', '.join(name for name, on in switches(model.config).items() if on)}")
     if plan.freeze:
         tensors, parameters = freeze(model, plan.freeze)
         emit.log(f"frozen: {tensors} tensors, {parameters:,} parameters ({', '.join(plan.freeze)})")

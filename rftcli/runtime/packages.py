@@ -14,6 +14,9 @@ def require_packages(recipe: Recipe) -> None:
     kinds = {recipe.train.optimizer.kind, *([] if critic is None else [critic.optimizer.kind])}
     if "adamw_8bit" in kinds and not installed("bitsandbytes"):
         raise MachineError("adamw_8bit needs the package `bitsandbytes`, which is not installed", hint="pip install 'rftcli[quantise]'")
+    if recipe.train.kernels == "liger" and not installed("liger_kernel"):
+        message = "train.kernels liger needs the package `liger-kernel`, which is not installed"
+        raise MachineError(message, hint="pip install 'rftcli[liger]'; its kernels run on a GPU alone")
     for engine, needed in (("vllm", needs_vllm_here(recipe)), ("sglang", recipe.rollout.engine == "sglang")):
         if needed and not installed(engine):
             message = f"rollout.engine {engine} needs the package `{engine}`, which is not installed"

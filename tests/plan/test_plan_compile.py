@@ -516,7 +516,7 @@ INSTEAD_OF: dict[str, str] = {
     "algorithm.kl.controller.kind": "algorithm.kl.controller.target=null",
 }
 """What the key takes the place of."""
-ONE_VALUE = {"models.scorers.NAME.offload", "models.scorers.NAME.shard", "models.critic.optimizer.kind", "profile.tool"} | {
+ONE_VALUE = {"models.scorers.NAME.offload", "models.scorers.NAME.shard", "models.critic.optimizer.kind", "profile.tool", "train.kernels"} | {
     f"rollout.vllm.{key}" for key in ("server.start.gpus", "tensor_parallel", "sleep")
 } | {f"rollout.sglang.{key}" for key in ("tensor_parallel", "sleep")}
 """Keys with a single value so far, or on one rank of a CPU."""

@@ -355,6 +355,7 @@ train:
     optimizer: cpu
     parameters: none
   compile: true
+  kernels: none
   deterministic: true
   freeze_policy_steps: 2
   supervised:

@@ -132,6 +132,7 @@ ADDED = {
     "batch.share_prompts",
     "rollout.hf.batch_rows",
     "train.deterministic",
+    "train.kernels",
     "train.max_tokens",
     "train.optimizer.no_decay",
     "train.optimizer.options",

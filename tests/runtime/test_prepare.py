@@ -15,6 +15,7 @@ import torch  # noqa: F401 - with it here, prompts are measured in this process,
 
 from rftcli.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, RecipeError, UsageError
 from rftcli.plan.plan import plan_from_json, plan_to_json
+from rftcli.probe.machine import other_machine
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.schema import resolved_yaml
 from rftcli.runtime.environment import live_plan
@@ -477,3 +478,23 @@ def test_validation_reads_the_first_thousand_rows(recipe: Callable[..., Path], t
     validate(recipe(), [], ranks=None, gpus=None)
     _, problems = refused(recipe())
     assert "rows.jsonl:1001" in problems["data.train[0].path"].message
+
+
+def test_kernels_that_are_not_installed(recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before anything is read; for another machine it is that one's business."""
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    for command in (plan, lambda path, *sets: validate(path, sets, ranks=None, gpus=None)):
+        with pytest.raises(MachineError, match="needs the package `liger-kernel`") as caught:
+            command(recipe(), "train.kernels=liger")
+        assert caught.value.hint is not None and caught.value.hint.startswith("pip install 'rftcli[liger]'")
+    there = prepare(recipe(), ["train.kernels=liger", "rollout.engine=hf"], ranks=None, gpus=None, other=other_machine("1xH100-80"))
+    assert there.plan.policy.kernels == "liger"
+
+
+def test_kernels_on_a_cpu(recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "packages" / "liger_kernel").mkdir(parents=True)
+    (tmp_path / "packages" / "liger_kernel" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
+    _, problems = refused(recipe(), "train.kernels=liger")
+    assert set(problems) == {"train.kernels"} and "needs a GPU" in problems["train.kernels"].message
