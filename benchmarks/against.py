@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,12 @@ def recipe(workload: Workload, model: Path, prompts: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rft(name: str, shared: Path, folder: Path) -> dict[str, Any]:
+def rft(name: str, shared: Path, folder: Path, sets: tuple[str, ...] = ()) -> dict[str, Any]:
     workload = WORKLOADS[name]
     model, prompts = prepare(workload, shared)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe(workload, model, prompts)))
-    _run([sys.executable, "-m", "rftcli", "train", str(folder / "recipe.yaml"), "--ranks", "1", "--run-dir", str(folder / "run"), "--quiet"])
+    options = [word for item in sets for word in ("--set", item)]
+    _run([sys.executable, "-m", "rftcli", "train", str(folder / "recipe.yaml"), "--ranks", "1", "--run-dir", str(folder / "run"), "--quiet", *options])
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["event"] == "step"]
     parts = {stage: [step["seconds"].get(stage, 0.0) for step in steps] for stage in steps[0]["seconds"]}
@@ -75,7 +77,9 @@ def other(module: str, *options: str) -> Callable[[str, Path, Path], dict[str, A
 # To add one: a function of (workload's name, folder of its materials, an empty folder) that gives the seconds of each step.
 SIDES: dict[str, Callable[[str, Path, Path], dict[str, Any]]] = {
     "rft": rft,
+    "rft-liger": partial(rft, sets=("train.kernels=liger",)),
     "trl-tuned": other("benchmarks.trl_side", "tuned"),
+    "trl-liger": other("benchmarks.trl_side", "liger"),
     "trl-default": other("benchmarks.trl_side", "default"),
     "plain": other("benchmarks.plain_loop"),
 }
@@ -127,7 +131,7 @@ def table(name: str, found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", choices=list(WORKLOADS), metavar="WORKLOAD", help=", ".join(WORKLOADS))
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--sides", default="rft,trl-tuned,trl-default,plain", help=", ".join(SIDES))
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--model", type=Path, help="folder of the workload `real`")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")

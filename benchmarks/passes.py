@@ -22,6 +22,7 @@ from torch import Tensor
 
 from benchmarks.runs import machine
 from benchmarks.update import SHAPES, SIZES
+from rftcli.models import kernels
 from rftcli.models.attention import implementation
 from rftcli.models.policy import CausalPolicy
 from rftcli.models.scores import kernels_work
@@ -41,7 +42,7 @@ TOP = 25
 """Kernels shown."""
 
 
-def made_policy(shape: str, attention: str, device: torch.device, longest: int, fused: bool) -> CausalPolicy:
+def made_policy(shape: str, attention: str, device: torch.device, longest: int, *, fused: bool, liger: bool) -> CausalPolicy:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -50,6 +51,8 @@ def made_policy(shape: str, attention: str, device: torch.device, longest: int, 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with device:
         model = Qwen2ForCausalLM._from_config(config, dtype=dtype, attn_implementation=implementation(attention))
+    if liger:
+        kernels.apply(model)
     return CausalPolicy(model, fused=fused).train()
 
 
@@ -117,7 +120,7 @@ def one_pass(policy: CausalPolicy, batch: Batch, clocks: dict[str, Clock], no_gr
 def run_case(options: argparse.Namespace, name: str, device: torch.device) -> dict[str, Any]:
     attention, layout, shares = CASES[name]
     fused = not options.plain_scores and kernels_work(device) is None
-    policy = made_policy(options.shape, attention, device, options.prompt + options.response, fused)
+    policy = made_policy(options.shape, attention, device, options.prompt + options.response, fused=fused, liger=options.liger)
     parts = micro_batches(options, layout, shares, device)
     positions, trained = sum(part.input_ids.numel() for part in parts), sum(part.target_ids.numel() for part in parts)
     if device.type == "cuda":
@@ -134,11 +137,11 @@ def run_case(options: argparse.Namespace, name: str, device: torch.device) -> di
     if device.type == "cuda":
         found["memory_gib"] = torch.cuda.max_memory_allocated(device) / 1024**3
     if options.profile:
-        print(kernels(policy, parts[0], device), flush=True)
+        print(busiest(policy, parts[0], device), flush=True)
     return found
 
 
-def kernels(policy: CausalPolicy, batch: Batch, device: torch.device) -> str:
+def busiest(policy: CausalPolicy, batch: Batch, device: torch.device) -> str:
     """Where one micro-batch's time goes, forward and backward."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -151,9 +154,9 @@ def kernels(policy: CausalPolicy, batch: Batch, device: torch.device) -> str:
     lines = [f"{getattr(row, by) / 1000:10.3f} ms  {row.count:6d} x  {row.key[:110]}" for row in rows]
     whole = sum(getattr(row, by) for row in averages) / 1000
     host = sum(row.self_cpu_time_total for row in averages) / 1000
-    busiest = sorted(averages, key=lambda row: row.self_cpu_time_total, reverse=True)[:10]
+    longest = sorted(averages, key=lambda row: row.self_cpu_time_total, reverse=True)[:10]
     lines += [f"device {whole:.1f} ms, host {host:.1f} ms; the host's longest:"]
-    return "\n".join([*lines, *(f"{row.self_cpu_time_total / 1000:10.3f} ms  {row.count:6d} x  {row.key[:110]}" for row in busiest)])
+    return "\n".join([*lines, *(f"{row.self_cpu_time_total / 1000:10.3f} ms  {row.count:6d} x  {row.key[:110]}" for row in longest)])
 
 
 def line(name: str, found: dict[str, Any]) -> str:
@@ -173,6 +176,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--no-gradient", action="store_true", help="a pass without gradient first, as old log-probs and references take")
     parser.add_argument("--plain-scores", action="store_true", help="scores are read by plain torch on a GPU too")
+    parser.add_argument("--liger", action="store_true", help="Liger's kernels in the model (train.kernels)")
     parser.add_argument("--profile", action="store_true", help=f"print the {TOP} kernels of a micro-batch that take longest")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

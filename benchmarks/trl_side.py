@@ -1,9 +1,9 @@
 """The same workload in TRL's GRPO trainer, as a side of `python -m benchmarks.against`.
 
-    python -m benchmarks.trl_side WORKLOAD FOLDER default|tuned      prints JSON: seconds of each step
+    python -m benchmarks.trl_side WORKLOAD FOLDER default|tuned|liger      prints JSON: seconds of each step
 
 default: what `GRPOConfig` sets, but for what makes the work the same (lengths, samples, loss, rate, no KL). tuned: no gradient checkpointing, the
-workload's micro-batch, and on a GPU graphs and memory for vLLM.
+workload's micro-batch, and on a GPU memory for vLLM. liger: tuned, with Liger's kernels and its loss.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def main() -> None:
-    workload, tuned = WORKLOADS[sys.argv[1]], sys.argv[3] == "tuned"
+    workload, tuned = WORKLOADS[sys.argv[1]], sys.argv[3] != "default"
     path, prompts = prepare(workload, Path(sys.argv[2]))
     cuda = torch.cuda.is_available()
     steps = workload.warm_up + workload.steps
@@ -64,7 +64,7 @@ def main() -> None:
     else:
         settings["generation_kwargs"] = {"min_new_tokens": 1 if workload.ends_early else workload.new_tokens}
     if tuned:
-        settings["gradient_checkpointing"] = False
+        settings |= {"gradient_checkpointing": False, "use_liger_kernel": sys.argv[3] == "liger"}
     clock = Clock()
     with tempfile.TemporaryDirectory() as out:
         trainer = GRPOTrainer(
