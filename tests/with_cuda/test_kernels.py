@@ -1,7 +1,7 @@
 """The real fused kernels against the models' own passes: log-probs, gradients, a cache, recomputed layers, adapters.
 
-The measure is a model in float64. In float32 both come as close as rounding lets them; in bfloat16 the kernels may be no further away than the passes
-that they replace, but for a factor that two orders of rounding differ by.
+The measure is a model in float64, whose norms alone round to float32. In float32 both come as close as rounding lets them; in
+bfloat16 the kernels may be no further away than the passes that they replace, but for a factor that two orders of rounding differ by.
 """
 
 from __future__ import annotations
