@@ -77,7 +77,7 @@ def distance(found: torch.Tensor, true: torch.Tensor) -> float:
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)])
 def test_as_close_to_the_truth(family: str, dtype: torch.dtype, rounding: float, layout: str) -> None:
-    exact = passes(make(family, dtype).double(), layout)  # with weights that `dtype` holds
+    exact = passes(make(family, dtype).double(), "packed")  # with weights that `dtype` holds; padding that sees nothing is NaN in float64
     plain = passes(make(family, dtype), layout)
     model = make(family, dtype)
     apply(model)
