@@ -55,7 +55,7 @@ def rft(name: str, shared: Path, folder: Path, sets: tuple[str, ...] = ()) -> di
     model, prompts = prepare(workload, shared)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe(workload, model, prompts)))
     options = [word for item in sets for word in ("--set", item)]
-    _run([sys.executable, "-m", "rftcli", "train", str(folder / "recipe.yaml"), "--ranks", "1", "--run-dir", str(folder / "run"), "--quiet", *options])
+    _run([sys.executable, "-m", "rftcli", "train", str(folder / "recipe.yaml"), *_one_rank(), "--run-dir", str(folder / "run"), "--quiet", *options])
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["event"] == "step"]
     parts = {stage: [step["seconds"].get(stage, 0.0) for step in steps] for stage in steps[0]["seconds"]}
@@ -64,6 +64,10 @@ def rft(name: str, shared: Path, folder: Path, sets: tuple[str, ...] = ()) -> di
     return {
         "seconds": parts.pop("total"), "stages": parts, "mean_length": lengths, "peak_gib": max(peaks, default=None), "mfu": steps[-1].get("mfu"),
     }  # fmt: skip
+
+
+def _one_rank() -> tuple[str, str]:
+    return ("--gpus", "1") if machine()["card"] else ("--ranks", "1")
 
 
 def other(module: str, *options: str) -> Callable[[str, Path, Path], dict[str, Any]]:

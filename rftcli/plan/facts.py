@@ -17,6 +17,8 @@ class MachineFacts:
     gpu_memory_gib: float = 0.0
     vllm: bool = False
     """Is the package installed?"""
+    gpus_left_alone: int = 0
+    """That are there and not used, because ranks on the CPU were asked for."""
     threads: int | None = None
     """The most that the environment grants a process (OMP_NUM_THREADS)."""
 

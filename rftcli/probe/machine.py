@@ -21,7 +21,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def machine_facts(*, use_gpus: bool = True) -> MachineFacts:
     """`use_gpus` False plans for the CPU although GPUs are there."""
-    gpus = _gpus() if use_gpus else []
+    found = _gpus()
+    gpus = found if use_gpus else []
     return MachineFacts(
         cores=_cores(CGROUP),
         memory_gib=_memory_gib(CGROUP),
@@ -29,8 +30,15 @@ def machine_facts(*, use_gpus: bool = True) -> MachineFacts:
         gpu_name=gpus[0][0] if gpus else None,
         gpu_memory_gib=min((memory for _, memory in gpus), default=0.0),
         vllm=installed("vllm"),
+        gpus_left_alone=len(found) - len(gpus),
         threads=_threads(os.environ),
     )
+
+
+def left_alone(machine: MachineFacts) -> tuple[str, ...]:
+    """What a person is told who has GPUs and asked for ranks on the CPU: at most one sentence."""
+    count = machine.gpus_left_alone
+    return (f"--ranks runs on the CPU: {count} GPU{'s are' if count > 1 else ' is'} left alone (--gpus {count})",) if count else ()
 
 
 def _threads(environ: Mapping[str, str]) -> int | None:

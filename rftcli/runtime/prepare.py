@@ -25,7 +25,7 @@ from rftcli.plan.facts import Facts, MachineFacts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.probe import data as data_probe
 from rftcli.probe.lengths import LengthFacts
-from rftcli.probe.machine import OtherMachine, machine_facts
+from rftcli.probe.machine import OtherMachine, left_alone, machine_facts
 from rftcli.probe.model import model_facts, tokenizer_commit
 from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
@@ -141,6 +141,7 @@ def prepare(
     problems: list[Problem] = []
     tables = Tables()
     scan, warnings = _scan(loaded, problems, tables, first=None)
+    warnings += left_alone(machine)
     try:
         policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems, loaded.recipe.models.policy.revision)
         reference = _reference(loaded, problems)

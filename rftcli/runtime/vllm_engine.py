@@ -15,6 +15,7 @@ from rftcli.algo.keyed import key64
 from rftcli.engines.table import sampler_class
 from rftcli.engines.vllm_adapter import room_for
 from rftcli.engines.vllm_settings import needs_tokenizer
+from rftcli.errors import UsageError
 from rftcli.models.load import DTYPES
 from rftcli.plan.plan import Plan
 from rftcli.plan.plan_engine import VllmPlan
@@ -47,6 +48,8 @@ def make_vllm(
         folder = plan.policy.path if plan.policy.trust_remote_code else str(config_folder(model, tokenizer, plan.policy.dtype))
         place = Place(plan=plan, world=world, device=device, attempt=attempt, emit=emit, folder=folder)
         return make_apart(place, model, tokenizer, ends, UNLESS_SET, newest)
+    if device.type == "cpu":
+        _check_build()
     os.environ.update(ALWAYS)
     for name, value in UNLESS_SET.items():
         os.environ.setdefault(name, value)
@@ -66,6 +69,16 @@ def make_vllm(
         checkable=vllm.tensor_parallel == 1 and "quantization" not in vllm.options, dtype=DTYPES[plan.policy.dtype], device=device, newest=newest,
         adapters=vllm.lora == "adapter" and plan.policy.lora is not None,
     )  # fmt: skip
+
+
+def _check_build() -> None:
+    """A vLLM for GPUs would sample on one while the training is on the CPU."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        raise UsageError(
+            "this run is on the CPU, and the vLLM that is installed is built for GPUs", hint="--gpus N instead of --ranks N, or rollout.engine: hf"
+        )
 
 
 def arguments(plan: Plan, vllm: VllmPlan, world: World, device: torch.device, *, reads_text: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from rftcli.errors import UsageError
 from rftcli.probe import machine
-from rftcli.probe.machine import installed, machine_facts, other_machine
+from rftcli.probe.machine import installed, left_alone, machine_facts, other_machine
 
 
 @pytest.fixture
@@ -36,7 +36,9 @@ def test_gpus(smi) -> None:  # type: ignore[no-untyped-def]
     smi("NVIDIA H100 80GB HBM3, 81559", "NVIDIA H100 80GB HBM3, 81559")
     facts = machine_facts()
     assert (facts.gpus, facts.gpu_name, facts.gpu_memory_gib) == (2, "NVIDIA H100 80GB HBM3", 79.6)
-    assert machine_facts(use_gpus=False).gpus == 0
+    without = machine_facts(use_gpus=False)
+    assert (without.gpus, without.gpu_name, without.gpus_left_alone, facts.gpus_left_alone) == (0, None, 2, 0)
+    assert left_alone(without) == ("--ranks runs on the CPU: 2 GPUs are left alone (--gpus 2)",) and left_alone(facts) == ()
 
 
 def test_the_smallest_gpu_counts(smi) -> None:  # type: ignore[no-untyped-def]

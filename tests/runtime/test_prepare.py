@@ -498,3 +498,17 @@ def test_kernels_on_a_cpu(recipe: Callable[..., Path], tmp_path: Path, monkeypat
     monkeypatch.delitem(sys.modules, "liger_kernel", raising=False)
     _, problems = refused(recipe(), "train.kernels=liger")
     assert set(problems) == {"train.kernels"} and "needs a GPU" in problems["train.kernels"].message
+
+
+def test_ranks_on_a_machine_with_gpus_are_told_what_they_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{smi.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    told = prepare(tmp_path / "r.yaml", ["data.train.columns.reference=answer"], ranks=1, gpus=None)
+    assert told.plan.world.device == "cpu"
+    assert any("1 GPU is left alone (--gpus 1)" in warning for warning in told.warnings)
