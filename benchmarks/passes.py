@@ -146,7 +146,7 @@ def busiest(policy: CausalPolicy, batch: Batch, device: torch.device) -> str:
     from torch.profiler import ProfilerActivity, profile
 
     wanted = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=wanted, record_shapes=True) as traced:
+    with profile(activities=wanted) as traced:
         one_pass(policy, batch, {part: Clock(device) for part in ("no_gradient", "forward", "backward")}, False)
     by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     averages = traced.key_averages()

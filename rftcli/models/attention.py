@@ -78,11 +78,21 @@ def _mask(model: nn.Module, position_ids: Tensor, device: torch.device) -> dict[
     row = read_row(position_ids, device)
     if row.shared is None:
         return {}
+    _check_window(model, row)
     sees = block_mask(row, device)
     if model.config.get_text_config()._attn_implementation == "sdpa":
         return {"attention_mask": sees}
     dtype = next(model.parameters()).dtype  # eager attention adds its mask to the scores
     return {"attention_mask": torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(~sees, torch.finfo(dtype).min)}
+
+
+def _check_window(model: nn.Module, row: PackedRow) -> None:
+    """A mask of one's own takes the place of a model's window."""
+    config = model.config.get_text_config()
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    used = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
+    if window is not None and used and window < row.longest:
+        raise UsageError(f"the sliding window of {type(model).__name__} does not go with shared prompts", hint="set batch.share_prompts: false")
 
 
 def packs(model: nn.Module) -> bool:

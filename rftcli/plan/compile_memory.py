@@ -16,6 +16,7 @@ from rftcli.plan.compile_models import PACKING, REFERENCE_SHARE, checkpoints_by_
 from rftcli.plan.compile_precision import keeping, stages_allowed
 from rftcli.plan.compile_rollout import batch_rows_of
 from rftcli.plan.compile_scorers import same_checkpoint, weights_gib
+from rftcli.plan.compile_sharing import copied_keys, saved_positions
 from rftcli.plan.compile_vllm import choice as engine_choice
 from rftcli.plan.compile_vllm import on_the_ranks, wanted_engine
 from rftcli.plan.facts import Facts, ModelFacts
@@ -208,17 +209,13 @@ def _critic_parameters(asked: Asked) -> int | None:
 def the_pass(asked: Asked, choice: Choice) -> Pass:
     """The largest micro-batch: rows as long as they can be."""
     recipe, policy = asked.recipe, asked.policy
-    positions = min(max(choice.tokens, asked.longest), asked.rows * asked.longest - _saved(asked))
+    positions = min(max(choice.tokens, asked.longest), asked.rows * asked.longest - saved_positions(recipe, asked.rows))
     layout = recipe.batch.layout
     packed = layout == "packed" or (layout == "auto" and policy.attention in PACKING)
     mask = 0 if policy.attention in PACKING and packed else positions if packed else asked.longest
-    return Pass(positions=positions, mask_width=mask, eager=policy.attention == "eager", adapters=policy.lora is not None)
-
-
-def _saved(asked: Asked) -> int:
-    """Positions of an update's prompts that stand once for their group."""
-    samples = asked.recipe.rollout.samples_per_prompt
-    return asked.rows // samples * (samples - 1) * int(asked.recipe.rollout.max_prompt_tokens) if asked.recipe.batch.share_prompts is True else 0
+    apart = packed and policy.attention == "varlen" and (asked.world.device == "cpu" or policy.dtype == "float32")
+    copied = copied_keys(recipe, positions) if apart else None
+    return Pass(positions=positions, mask_width=mask, eager=policy.attention == "eager", adapters=policy.lora is not None, copied_keys=copied)
 
 
 def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Mapping[str, float]]) -> Parts:

@@ -41,6 +41,21 @@ def saved_share(recipe: Recipe) -> float:
     return (samples - 1) * prompt / (samples * (prompt + completion))
 
 
+def saved_positions(recipe: Recipe, rows: int) -> int:
+    """Of an update's rows: those of prompts that stand once for their group."""
+    samples = recipe.rollout.samples_per_prompt
+    return rows // samples * (samples - 1) * int(recipe.rollout.max_prompt_tokens) if recipe.batch.share_prompts is True else 0
+
+
+def copied_keys(recipe: Recipe, positions: int) -> int:
+    """Positions of keys, a prompt's and its own for each completion, in a pass of whole groups."""
+    if recipe.batch.share_prompts is not True:
+        return 0
+    rollout = recipe.rollout
+    samples, prompt, completion = rollout.samples_per_prompt, int(rollout.max_prompt_tokens), int(rollout.max_new_tokens)
+    return positions * samples * (prompt + completion) // (prompt + samples * completion)
+
+
 def _asked_for(recipe: Recipe, models: Iterable[ModelFacts | None], problems: list[PlanProblem]) -> bool:
     why = refusal(recipe, models)
     if recipe.batch.layout == "padded":

@@ -15,7 +15,7 @@ from conftest import SMALL, Command, events, state, steps, weights_equal
 Start = Callable[..., Command]
 OTHERS = {
     "muon": ["train.optimizer={kind: muon, weight_decay: 0.1, no_decay: ['*norm*']}", "batch.tokens_per_micro_batch=300"],
-    "offloaded": ["train.offload.optimizer=cpu", "train.deterministic=true", "batch.layout=packed", "batch.epochs=2"],
+    "offloaded": ["train.offload.optimizer=cpu", "train.deterministic=true", "batch.share_prompts=true", "batch.epochs=2"],
     "bfloat16": ["models.policy.dtype=bfloat16", "train.precision={master: bfloat16, gradients: bfloat16}", "train.optimizer.lr=1e-3"],
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rftcli.algo.align import Inputs, Row, packed, shared
 from rftcli.models.lora import attach
 from rftcli.models.policy import CausalPolicy
 from rftcli.plan.memory import Pass, Shape, activations, layer_activations
@@ -22,9 +24,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def kept_bytes(
-    shape: Shape, dtype: str, *, checkpointing: bool = False, padded: bool = True, attention: str = "sdpa", adapters: bool = False
-) -> tuple[float, Pass]:
-    """Storages that a forward pass keeps for its backward pass, without weights and the scores of the few tokens that are trained."""
+    shape: Shape, dtype: str, *, checkpointing: bool = False, padded: bool = True, attention: str = "sdpa", adapters: bool = False,
+    inputs: Inputs | None = None,
+) -> tuple[float, Pass]:  # fmt: skip
+    """Storages that a forward pass keeps for its backward pass, without weights and the scores of the few tokens that are trained. `inputs`: a packed
+    row instead of two rows."""
     width = shape.query_width // shape.heads
     config = LlamaConfig(
         hidden_size=shape.hidden, intermediate_size=shape.inner, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
@@ -55,6 +59,9 @@ def kept_bytes(
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        if inputs is not None:
+            policy(inputs.input_ids, inputs.position_ids, None, torch.arange(4), inputs.input_ids.flatten()[:4], 1.0)
+            return float(sum(found.values())), Pass(positions=inputs.input_ids.numel())
         policy(ids, torch.arange(length).expand(rows, length), mask, torch.arange(4), ids.flatten()[:4], 1.0)
     mask_width = length if padded or attention == "eager" else 0
     return float(sum(found.values())), Pass(positions=rows * length, mask_width=mask_width, eager=attention == "eager", adapters=adapters)
@@ -86,3 +93,20 @@ def test_activations_where_layers_are_computed_again(name: str, dtype: str) -> N
 def test_activations_below_an_adapter(dtype: str) -> None:
     measured, one = kept_bytes(SHAPES["mid"], dtype, adapters=True)
     assert activations(SHAPES["mid"], dtype, one, checkpointing=False) == pytest.approx(measured, rel=WITHIN)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("layout", "attention"), [("shared", "rft_varlen"), ("packed", "rft_varlen"), ("shared", "sdpa")])
+def test_activations_of_packed_rows(layout: str, attention: str, dtype: str) -> None:
+    """Two groups of eight on a CPU: copies of a prompt's keys for each completion, or a mask over the whole row."""
+    prompt, completion, samples = 96, 16, 8
+    rows = [
+        Row(torch.cat([torch.arange(prompt), torch.full((completion,), number)]), prompt, torch.ones(completion, dtype=torch.bool), group)
+        for group in range(2)
+        for number in range(samples)
+    ]
+    inputs = shared(rows) if layout == "shared" else packed(rows)
+    measured, one = kept_bytes(SHAPES["mid"], dtype, attention=attention, inputs=inputs)
+    copied = len(rows) * (prompt + completion) if layout == "shared" else 0
+    one = replace(one, copied_keys=copied) if attention == "rft_varlen" else replace(one, mask_width=one.positions)
+    assert activations(SHAPES["mid"], dtype, one, checkpointing=False) == pytest.approx(measured, rel=WITHIN / 3)

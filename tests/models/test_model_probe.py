@@ -39,17 +39,6 @@ def test_shared_prompts_are_proved_where_a_run_has_them(zoo, family, attention):
     assert agreement(CausalPolicy(model), temperature=0.7).shared is None
 
 
-def test_a_model_that_sees_less_than_the_prompt_may_not_share_it(zoo):
-    """A window that the mask of a whole row does not know: what is computed is another model."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1}
-    model = MistralForCausalLM(MistralConfig(vocab_size=97, sliding_window=4, initializer_range=0.2, **shape))
-    found = agreement(CausalPolicy(model), temperature=1.0, shares_prompts=True)
-    assert found.layouts == ("padded", "packed") and found.shared > 1e-2
-
-
 def test_the_policy_is_left_as_it_was(zoo):
     model = zoo.gemma().train()
     model.model.layers[0].eval()

@@ -196,17 +196,25 @@ def test_completions_do_not_see_each_other_and_all_see_the_prompt(zoo) -> None:
     assert not torch.equal(before[0], other[0]) and not torch.equal(before[1], other[1])
 
 
+@pytest.mark.parametrize("attention", ["rft_varlen", "sdpa", "eager"])
 @pytest.mark.parametrize(("window", "refused"), [(4, True), (500, False), (None, False)])
-def test_a_window_that_cuts_something_off_is_refused_by_name(window, refused) -> None:
+def test_a_window_that_cuts_something_off_is_refused_by_name(attention, window, refused) -> None:
     torch.manual_seed(6)
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1}
     model = MistralForCausalLM(MistralConfig(vocab_size=97, sliding_window=window, **shape)).eval()
-    model.config._attn_implementation = "rft_varlen"
+    model.config._attn_implementation = attention
     if refused:
-        with pytest.raises(UsageError, match="sliding window of MistralAttention does not go with shared prompts"):
+        with pytest.raises(UsageError, match="sliding window of Mistral.* does not go with shared prompts"):
             through(CausalPolicy(model), shared(rows()))
     else:
         torch.testing.assert_close(through(CausalPolicy(model), shared(rows())), through(CausalPolicy(model), packed(rows())), atol=1e-5, rtol=1e-5)
+
+
+def test_flash_attn_refuses_by_name(zoo) -> None:
+    model = zoo.llama().eval()
+    model.config._attn_implementation = "rft_flash_2"
+    with pytest.raises(UsageError, match="does not go with shared prompts"):
+        through(CausalPolicy(model), shared(rows()))
 
 
 @pytest.mark.parametrize("shares", [True, False])
