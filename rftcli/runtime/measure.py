@@ -12,14 +12,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.once import Tables
 from rftcli.data.spec import DataSpec
 from rftcli.errors import EXIT_MACHINE, MachineError, RftError
-from rftcli.plan.plan import DataPlan
 from rftcli.probe.lengths import LengthFacts
+
+if TYPE_CHECKING:
+    from rftcli.plan.plan import DataPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rftcli.errors import UsageError
-from rftcli.plan.compile_scorers import unused_text, used_scorers
 from rftcli.plan.facts import ModelFacts, ScorerFacts
+from rftcli.plan.specs import unused_text, used_scorers
 from rftcli.probe.model import model_facts
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.problems import Problem
