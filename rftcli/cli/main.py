@@ -5,6 +5,7 @@ Each command is one file with one typer app; this file imports none of them unti
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -34,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `rft` script; always leaves through SystemExit. A reader that has gone (`| head`) is no failure."""
     code = EXIT_OK
+    gc.set_threshold(100_000, 50, 50)  # what imports make stays: looking for rubbish in it, again and again, costs a tenth of a quick command
     try:
         open_streams()
         code = answer(sys.argv[1:] if arguments is None else arguments)
@@ -43,6 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:  # before a command was found that knows what to do about it
         print("interrupted", file=sys.stderr)
         code = EXIT_INTERRUPTED
+    gc.freeze()  # nor is it looked through at the end
     raise SystemExit(code)
 
 
@@ -76,6 +79,9 @@ def run(name: str, arguments: list[str]) -> int:
     import typer
     import typer.main
 
+    from rftcli.recipe.plugins import look_for_none
+
+    look_for_none()
     # Some versions of typer bring a click of their own; its errors are found through the one that typer exports.
     click_exception = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
