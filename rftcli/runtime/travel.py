@@ -12,11 +12,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
-from rftcli.plan.plan import Plan
 from rftcli.redact import is_secret_name
+
+if TYPE_CHECKING:
+    from rftcli.plan.plan import Plan
 
 
 def rank_environment(plan: Plan) -> dict[str, str]:
