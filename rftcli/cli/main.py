@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "clean": ("rftcli.cli.clean", "Remove what a killed run left half written, and old checkpoints if asked."),
     "status": ("rftcli.cli.status", "Say how a run stands."),
 }
+OWN_CODE = ("train", "resume", "eval", "rewards")
+"""Commands that run what a person has written, here or in processes that they start: it may want plugins of pydantic."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -76,12 +78,10 @@ def answer(given: list[str]) -> int:
 
 def run(name: str, arguments: list[str]) -> int:
     """Run one command; the exit code. Errors that a person can fix are shown without a traceback."""
+    if name not in OWN_CODE:
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for some reads the metadata of every package that is installed
     import typer
     import typer.main
-
-    from rftcli.recipe.plugins import look_for_none
-
-    look_for_none()
     # Some versions of typer bring a click of their own; its errors are found through the one that typer exports.
     click_exception = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
