@@ -5,6 +5,7 @@ A process of its own, because a tokenizer brings torch along and the commands st
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import subprocess
@@ -133,6 +134,7 @@ def raise_machine(measured: Measured) -> None:
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000, 50, 50)  # most of this process is imports, which leave no rubbish
     # Libraries may print: the answer is the last line that goes to the real stdout.
     out, sys.stdout = sys.stdout, sys.stderr
     # a pickle names its classes by their module, which is not `__main__`
