@@ -56,7 +56,9 @@ def timed(arguments: list[str], folder: Path, *, codes: tuple[int, ...] = (0,)) 
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "NO_COLOR": "1"}
+    """With compiled modules kept, as in an installed package: the first turn, which is not counted, writes them."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "NO_COLOR": "1"}
 
 
 def command(*arguments: str, codes: tuple[int, ...] = (0,)) -> Callable[[Path], dict[str, float]]:

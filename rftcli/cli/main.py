@@ -5,6 +5,7 @@ Each command is one file with one typer app; this file imports none of them unti
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -29,11 +30,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "clean": ("rftcli.cli.clean", "Remove what a killed run left half written, and old checkpoints if asked."),
     "status": ("rftcli.cli.status", "Say how a run stands."),
 }
+OWN_CODE = ("train", "resume", "eval", "rewards")
+"""Commands that run what a person has written, here or in processes that they start: it may want plugins of pydantic."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `rft` script; always leaves through SystemExit. A reader that has gone (`| head`) is no failure."""
     code = EXIT_OK
+    gc.set_threshold(100_000, 50, 50)  # what imports make stays: looking for rubbish in it, again and again, costs a tenth of a quick command
     try:
         open_streams()
         code = answer(sys.argv[1:] if arguments is None else arguments)
@@ -43,6 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:  # before a command was found that knows what to do about it
         print("interrupted", file=sys.stderr)
         code = EXIT_INTERRUPTED
+    gc.freeze()  # nor is it looked through at the end
     raise SystemExit(code)
 
 
@@ -73,9 +78,10 @@ def answer(given: list[str]) -> int:
 
 def run(name: str, arguments: list[str]) -> int:
     """Run one command; the exit code. Errors that a person can fix are shown without a traceback."""
+    if name not in OWN_CODE:
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for some reads the metadata of every package that is installed
     import typer
     import typer.main
-
     # Some versions of typer bring a click of their own; its errors are found through the one that typer exports.
     click_exception = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 

@@ -6,21 +6,23 @@ import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rftcli.cli import talk
 from rftcli.codec import from_data
 from rftcli.errors import EXIT_OK, UsageError
-from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.runtime import hosts as machines
-from rftcli.runtime import joined, launch
+from rftcli.runtime import joined
 from rftcli.runtime.prepare import Several, machine_at_hand
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.travel import left_behind
 from rftcli.runtime.warden import read_small
-from rftcli.runtime.ways import ManyMachines, OneOfCrew, Way
+
+if TYPE_CHECKING:
+    from rftcli.plan.plan import Plan
+    from rftcli.runtime.ways import Way
 
 Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="Machines to run on, one a line: NAME slots=N.")]
 Nodes = Annotated[int | None, typer.Option("--nodes", help="How many machines; --gpus and slots count on each.", min=1)]
@@ -51,6 +53,9 @@ class Where:
 
     def follow(self) -> int:
         """Be that rank to the end; the exit code of the whole job."""
+        from rftcli.runtime import launch
+        from rftcli.runtime.ways import OneOfCrew
+
         assert self.crew is not None
         found = self.crew.ask()
         return launch.serve(found, OneOfCrew(self.crew)) if isinstance(found, AttemptDir) else found
@@ -80,6 +85,8 @@ class Where:
             talk.say(f"warning: {', '.join(behind)} stays on this machine: secrets do not travel; log in on the nodes, or share the home directory")
 
     def way(self, plan: Plan) -> Way | None:
+        from rftcli.runtime.ways import ManyMachines, OneOfCrew
+
         if self.crew is not None:
             return OneOfCrew(self.crew)
         if self.hosts is None:
@@ -106,6 +113,8 @@ def where_before(
     """For a run that goes on: as the options say; without any, on the machines of its last attempt."""
     if ranks is not None or gpus is not None:
         return where(run.path, ranks=ranks, gpus=gpus, nodes=nodes, hostfile=hostfile, launcher=launcher)
+    from rftcli.plan.plan import plan_from_json
+
     plan_file = run.attempt(run.last_attempt()).plan
     if hostfile is None and nodes is None and launcher is None and joined.crew_of(run.path) is None:
         told = read_small(run.attempt(run.last_attempt()).launch) or {}

@@ -6,9 +6,10 @@ It leaves out rendering (`prompts`). Images and other parts are refused, never d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rftcli.types import Message
+if TYPE_CHECKING:
+    from rftcli.types import Message
 
 SYSTEM_ROLES = ("system", "developer")
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")

@@ -15,7 +15,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rftcli.data.answers import answer_column, split_turns
 from rftcli.data.faults import Faults, kind_of
@@ -25,7 +25,9 @@ from rftcli.data.spec import DEFAULT_LABEL, DataSpec
 from rftcli.data.template import Template
 from rftcli.data.where import RowProblem, Where
 from rftcli.errors import UsageError
-from rftcli.types import Message
+
+if TYPE_CHECKING:
+    from rftcli.types import Message
 
 INFERRED_REFERENCES = ("answer", "reference")
 """Where the reference is looked for if `columns.reference` does not say it."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rftcli.algo.keyed import key64, keyed_permutation
 from rftcli.data.prompts import TOO_LONG_HINT, PromptBuilder, too_long
@@ -20,7 +20,9 @@ from rftcli.data.rows import Row, fingerprint
 from rftcli.data.spec import DataSpec, OverlongPrompt
 from rftcli.data.stream import BLOCK_ROWS, OpenReader, StreamedRows
 from rftcli.errors import ResumeError, UsageError
-from rftcli.types import Prompt
+
+if TYPE_CHECKING:
+    from rftcli.types import Prompt
 
 _RESUME_HINT = "bring the data back as it was, or let it start over at its first row: `rft resume RUN_DIR --accept`"
 

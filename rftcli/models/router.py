@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from rftcli.errors import UsageError
 
@@ -26,6 +25,8 @@ def router_losses(config: PreTrainedConfig, router_logits: Sequence[Tensor] | No
 
     `router_logits`: (B*S, experts) a layer. A row is a sequence where there is an `attention_mask`; else one begins where positions (B, S) restart.
     """
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
     if not router_logits:
         raise UsageError("models.policy.router_loss: the model does not give its router's scores", hint="leave the key out")
     text = config.get_text_config()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rftcli.data.spec import Columns, DataSpec
 from rftcli.plan.compile_models import trains_in
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.plan import BatchPlan, CriticPlan, KlPlan, LearnerPlan, ModelPlan, SupervisedPlan
+from rftcli.plan.specs import supervised_data
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
@@ -102,24 +102,6 @@ def supervised_plan(recipe: Recipe, batch: BatchPlan) -> SupervisedPlan | None:
     spec = supervised_data(recipe)
     assert spec is not None
     return SupervisedPlan(data=spec, coefficient=section.coefficient, rows_per_update=rows, max_answer_tokens=recipe.rollout.max_new_tokens)
-
-
-def supervised_data(recipe: Recipe) -> DataSpec | None:
-    """The rows of the supervised stream; None where there is none."""
-    if recipe.train.supervised is None:
-        return None
-    source = recipe.train.supervised.data
-    return DataSpec(
-        name="supervised",
-        path=source.path,
-        python=source.python,
-        options=dict(source.options),
-        limit=source.limit,
-        system=source.system,
-        as_chat=source.as_chat,
-        columns=Columns(prompt=source.columns.prompt, reference=source.columns.reference),
-        answers=True,
-    )
 
 
 def check_router(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> None:

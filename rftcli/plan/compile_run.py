@@ -18,6 +18,7 @@ from rftcli.plan.plan import (
     SamplesPlan,
     TrackPlan,
 )
+from rftcli.plan.specs import scoring
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import EvalSource, Recipe
@@ -48,11 +49,6 @@ def eval_rewards(recipe: Recipe, search_path: str) -> RewardPlan | None:
     if recipe.eval.rewards is None:
         return None
     return reward_plan(scoring(recipe), search_path)
-
-
-def scoring(recipe: Recipe) -> Recipe:
-    """The recipe as evaluation scores it: with `eval.rewards` in the place of `rewards` where it has them."""
-    return recipe if recipe.eval.rewards is None else recipe.model_copy(update={"rewards": recipe.eval.rewards})
 
 
 def _sampling(recipe: Recipe, source: EvalSource) -> EvalSampling:

@@ -10,6 +10,7 @@ from rftcli.plan import memory
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ScorerFacts
 from rftcli.plan.plan import WorldPlan
+from rftcli.plan.specs import unused_text, used_scorers
 from rftcli.rewards.scorers.spec import CLASSIFIER, GENERATIVE, HTTP, PYTHON, ReadSpec, ScorerSpec, ServiceSpec, WeightsSpec
 
 if TYPE_CHECKING:
@@ -19,16 +20,6 @@ KEPT_SHARE = 0.25
 """Share of a GPU that scorers may hold for good, all together in the order of the recipe; those beyond it wait in CPU memory."""
 WHOLE_SHARE = 0.6
 """Share of a GPU above which a scorer's weights are partitioned: activations and the policy's state need the rest."""
-
-
-def used_scorers(recipe: Recipe) -> set[str]:
-    """Names that a part of `rewards` or `eval.rewards` has as its `model`."""
-    tables = (recipe.rewards, recipe.eval.rewards or {})
-    return {part.model for table in tables for entry in table.values() for part in entry.parts if part.model is not None}
-
-
-def unused_text(names: Sequence[str]) -> str:
-    return f"models.scorers: no reward uses {', '.join(f'`{name}`' for name in names)}, so nothing is loaded for it"
 
 
 def scorer_plans(

@@ -28,14 +28,6 @@ def process_of(recipe: Recipe) -> str:
     return "inside" if section.process == "auto" else section.process
 
 
-def needs_vllm_here(recipe: Recipe) -> bool:
-    """Must the ranks' own Python have vLLM? Not where servers run already, or are started by a command of the recipe."""
-    server = recipe.rollout.vllm.server
-    if server is None:
-        return recipe.rollout.engine == "vllm"
-    return recipe.rollout.engine in ("auto", "vllm") and server.start is not None and not server.start.command
-
-
 def server_plan(recipe: Recipe) -> ServerPlan | None:
     section = recipe.rollout.vllm.server
     if section is None:

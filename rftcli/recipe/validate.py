@@ -23,6 +23,7 @@ _TYPE_ERRORS = ("literal_error", "bool_type", "int_type", "float_type", "string_
 
 def validate(values: dict[str, Any], root: Node, reader: Reader) -> Recipe | None:
     """The recipe of `values`, with what is wrong added to `reader.problems` and left out; None if nothing can be built."""
+    _add_sections(Recipe, values)
     for _ in range(4):  # a key that is taken out may be a required one, whose stand-in makes the next round
         try:
             return Recipe.model_validate(values)
@@ -43,6 +44,14 @@ def validate(values: dict[str, Any], root: Node, reader: Reader) -> Recipe | Non
                 _report(path, item, root, reader)
                 _take_out(values, path)
     return None
+
+
+def _add_sections(section: type[BaseModel], values: dict[str, Any]) -> None:
+    """An empty section for each that may be left out and is: built along with the others, where a default would need a schema of its own."""
+    for name, info in section.model_fields.items():
+        made, key = info.default_factory, info.alias or name
+        if isinstance(made, type) and issubclass(made, Section) and isinstance(inner := values.setdefault(key, {}), dict):
+            _add_sections(made, inner)
 
 
 def _path(loc: tuple[str | int, ...], values: Any) -> KeyPath:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.rewards.inputs import RuleInput, cut_after
-from rftcli.rewards.simple import check_time_limit
+from rftcli.rewards.rules import check_time_limit
 from rftcli.rewards.worker import WorkerCrashed, WorkerTimeout
 
 RUNNER = Path(__file__).with_name("code_runner.py")

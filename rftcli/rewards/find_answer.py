@@ -10,8 +10,7 @@ import re
 from collections import deque
 from collections.abc import Collection
 
-READ = ("boxed", "hashes", "number")
-"""The places an answer is looked for, in this order."""
+from rftcli.rewards.rules import READ
 
 DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"))
 """Hyphens, the en dash and the minus signs, which models use alike. The em dash is punctuation."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from rftcli.rewards.inputs import RuleInput, cut_after
 
-INSTALL = "pip install 'rftcli[schema]'"
 _FENCE = re.compile(r"\A```[A-Za-z]*[ \t]*\r?\n(.*?)\r?\n?[ \t]*```\Z", re.DOTALL)
 MISSING = object()
 

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rftcli.rewards import mathtext
-from rftcli.rewards.find_answer import READ, find_answer
+from rftcli.rewards.find_answer import find_answer
 from rftcli.rewards.inputs import HeavyRule, RuleInput, cut_after, references
+from rftcli.rewards.rules import READ
 from rftcli.rewards.worker import WorkerPool
 
 VERIFY_CHARACTERS = 1000

@@ -1,4 +1,4 @@
-"""Rules: reward functions with a name. The RULES table at the end lists all; light ones are in `simple`, heavy ones are imported on use.
+"""Rules: reward functions with a name. The RULES table at the end lists all; each is imported on use, so that a recipe is checked without the others.
 
 A rule is `fn(item: RuleInput, **options) -> float | None`. None abstains. An exception is an error of the sample: it has no reward from this rule.
 Wrong answers are 0.0; what cannot be checked (no reference, a time limit, a helper that crashed) raises and never becomes a number.
@@ -12,13 +12,13 @@ import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from rftcli.errors import MachineError, UsageError
-from rftcli.rewards import choice, code_tests, cosine, instructions, json_form, simple, words
-from rftcli.rewards.find_answer import READ
 
+READ = ("boxed", "hashes", "number")
+"""math_answer: the places where an answer is looked for, in this order."""
 EXTRACT = ("whole", "last_line", "answer_tag", "last_number")
 """reasoning_gym: which part of the text is the answer."""
 REQUIRED = "(required)"
@@ -29,32 +29,37 @@ REQUIRED = "(required)"
 class Rule:
     """One row of the table."""
 
-    function: Callable[..., float | None] | str
-    """A function, or "module:name" of one or of a HeavyRule class, imported on use."""
+    function: str
+    """"module:name" of a function or of a HeavyRule class."""
     options: Mapping[str, Any]
     """Name -> default."""
     needs_reference: bool
     summary: str
-    check: Callable[[Mapping[str, Any]], list[str]] = field(default=lambda options: [])
-    """What is wrong with a full set of options that have the right types."""
+    check: str | None = None
+    """"module:name" of a function that says what is wrong with a full set of options that have the right types."""
     package: tuple[str, str] | None = None
     """(module to import, command that installs it) if the rule cannot do without."""
 
 
-def _check_math(options: Mapping[str, Any]) -> list[str]:
+def check_time_limit(options: Mapping[str, Any]) -> list[str]:
+    seconds = options["time_limit_seconds"]
+    return [] if 0 < seconds <= 3600 else [f"option `time_limit_seconds` must lie between 0 and 3600, got {seconds}"]
+
+
+def check_math(options: Mapping[str, Any]) -> list[str]:
     read = options["read"]
     good = len(read) > 0 and all(isinstance(place, str) and place in READ for place in read)
     problems = [] if good else [f"option `read` is a list of one or more of {', '.join(READ)}, got {list(read)}"]
-    return problems + simple.check_time_limit(options)
+    return problems + check_time_limit(options)
 
 
-def _check_gym(options: Mapping[str, Any]) -> list[str]:
+def check_gym(options: Mapping[str, Any]) -> list[str]:
     extract = options["extract"]
     problems = [] if extract in EXTRACT else [f"option `extract` is one of {', '.join(EXTRACT)}, got `{extract}`"]
-    return problems + simple.check_time_limit(options)
+    return problems + check_time_limit(options)
 
 
-def _check_cosine(options: Mapping[str, Any]) -> list[str]:
+def check_cosine(options: Mapping[str, Any]) -> list[str]:
     problems = [] if options["max_tokens"] >= 1 else [f"option `max_tokens` must be at least 1, got {options['max_tokens']}"]
     for name in ("right", "wrong"):
         pair = options[name]
@@ -127,7 +132,8 @@ def check_options(rule: str, options: Mapping[str, Any]) -> list[str]:
         problems.append(f"rule `{rule}`: option `after` must not be empty")
     if problems:
         return problems
-    return [f"rule `{rule}`: {problem}" for problem in RULES[rule].check({**known, **options})]
+    check = RULES[rule].check
+    return [] if check is None else [f"rule `{rule}`: {problem}" for problem in _named(check)({**known, **options})]
 
 
 def needs_reference(rule: str, options: Mapping[str, Any]) -> bool:
@@ -161,115 +167,118 @@ def open_rule(rule: str) -> Callable[..., float | None]:
     if rule not in RULES:
         raise UsageError(check_options(rule, {})[0])
     require_package(rule)
-    function = RULES[rule].function
-    if isinstance(function, str):
-        module, _, name = function.partition(":")
-        function = getattr(importlib.import_module(module), name)
+    function = _named(RULES[rule].function)
     return function() if isinstance(function, type) else function
 
 
-# How to add one: write the function (a heavy one in a module of its own, as "module:name"), add a row, and give each new option a row in TYPES.
+def _named(target: str) -> Callable[..., Any]:
+    """What "module:name" stands for."""
+    module, _, name = target.partition(":")
+    return cast("Callable[..., Any]", getattr(importlib.import_module(module), name))
+
+
+# How to add one: write the function, add a row, and give each new option a row in TYPES.
 # A test holds every row to its function's signature.
 RULES: dict[str, Rule] = {
     "choice": Rule(
-        function=choice.choice,
-        options={"choices": choice.LETTERS, "several": False, "after": None},
+        function="rftcli.rewards.choice:choice",
+        options={"choices": "ABCDEFGHIJ", "several": False, "after": None},
         needs_reference=True,
         summary="1 if the letter that the answer chooses is the reference",
-        check=choice.check_choice,
+        check="rftcli.rewards.choice:check_choice",
     ),
     "code_tests": Rule(
-        function=code_tests.code_tests,
+        function="rftcli.rewards.code_tests:code_tests",
         options={
             "tests": None, "partial": False, "fence": True, "most_tests": None, "memory_mib": 1024, "isolated": False, "after": None,
             "time_limit_seconds": 5.0,
         },
         needs_reference=False,
         summary="1 if the Python program in the answer passes the row's tests, in a process of its own",
-        check=code_tests.check_code,
+        check="rftcli.rewards.code_tests:check_code",
     ),
     "cosine_length": Rule(
-        function=cosine.CosineLength,
-        options={"max_tokens": REQUIRED, "rule": "math_answer", "rule_options": None, "right": cosine.RIGHT, "wrong": cosine.WRONG},
+        function="rftcli.rewards.cosine:CosineLength",
+        options={"max_tokens": REQUIRED, "rule": "math_answer", "rule_options": None, "right": (1.0, 0.5), "wrong": (-1.0, -0.5)},
         needs_reference=False,
         summary="another rule says what is right, and length along a cosine what that is worth",
-        check=_check_cosine,
+        check="rftcli.rewards.rules:check_cosine",
     ),
     "exact": Rule(
-        function=simple.exact,
+        function="rftcli.rewards.simple:exact",
         options={"after": None, "strip": True, "casefold": False, "whitespace": False},
         needs_reference=True,
         summary="1 if the answer equals the reference, or one of them",
     ),
     "f1": Rule(
-        function=words.f1,
+        function="rftcli.rewards.words:f1",
         options={"after": None, "articles": False},
         needs_reference=True,
         summary="F1 of the answer's words with the reference's, as in SQuAD",
     ),
     "instructions": Rule(
-        function=instructions.instructions,
+        function="rftcli.rewards.instructions:instructions",
         options={"checks": None, "partial": False, "after": None},
         needs_reference=False,
         summary="1 if the answer follows the instructions that IFEval knows: word counts, keywords, language, ...",
-        check=instructions.check_instructions,
+        check="rftcli.rewards.instructions:check_instructions",
     ),
     "json_schema": Rule(
-        function=json_form.json_schema,
+        function="rftcli.rewards.json_form:json_schema",
         options={"schema": None, "fence": True, "after": None},
         needs_reference=False,
         summary="1 if the answer is JSON that fits a schema",
-        check=json_form.check_schema,
-        package=("jsonschema", json_form.INSTALL),
+        check="rftcli.rewards.json_form:check_schema",
+        package=("jsonschema", "pip install 'rftcli[schema]'"),
     ),
     "length": Rule(
-        function=simple.length,
+        function="rftcli.rewards.simple:length",
         options={"target": REQUIRED, "limit": REQUIRED, "reverse": False},
         needs_reference=False,
         summary="1 up to `target` tokens, falling to 0 at `limit`",
-        check=simple.check_length,
+        check="rftcli.rewards.simple:check_length",
     ),
     "math_answer": Rule(
         function="rftcli.rewards.math_answer:MathAnswer",
         options={"after": None, "read": READ, "time_limit_seconds": 5.0},
         needs_reference=True,
         summary="1 if the last box, `####` line or number equals the reference as mathematics",
-        check=_check_math,
+        check="rftcli.rewards.rules:check_math",
     ),
     "overlong": Rule(
-        function=simple.overlong,
+        function="rftcli.rewards.simple:overlong",
         options={"limit": REQUIRED, "buffer": REQUIRED},
         needs_reference=False,
         summary="0 up to `limit` - `buffer` tokens, falling to -1 at `limit` (DAPO)",
-        check=simple.check_overlong,
+        check="rftcli.rewards.simple:check_overlong",
     ),
     "reasoning_gym": Rule(
         function="rftcli.rewards.gym:ReasoningGym",
         options={"task": None, "extract": "whole", "after": None, "time_limit_seconds": 10.0},
         needs_reference=False,
         summary="the score of reasoning-gym's own checker for the row's task",
-        check=_check_gym,
+        check="rftcli.rewards.rules:check_gym",
         package=("reasoning_gym", "pip install reasoning-gym"),
     ),
     "regex": Rule(
-        function=simple.regex,
+        function="rftcli.rewards.simple:regex",
         options={"pattern": REQUIRED, "dotall": True, "ignore_case": False, "full": False, "group": None, "after": None, "time_limit_seconds": 5.0},
         needs_reference=False,
         summary="1 if a pattern is found, or if one of its groups equals the reference",
-        check=simple.check_regex,
+        check="rftcli.rewards.simple:check_regex",
     ),
     "repetition": Rule(
-        function=words.repetition,
+        function="rftcli.rewards.words:repetition",
         options={"n": 3, "penalty": -1.0},
         needs_reference=False,
         summary="a penalty for the share of n-grams of words that are repeated",
-        check=words.check_repetition,
+        check="rftcli.rewards.words:check_repetition",
     ),
     "think_format": Rule(
-        function=simple.think_format,
+        function="rftcli.rewards.simple:think_format",
         options={"tag": "think", "answer_tag": None},
         needs_reference=False,
         summary="1 if the answer is one `<think>..</think>` followed by text that is not empty",
-        check=simple.check_tags,
+        check="rftcli.rewards.simple:check_tags",
     ),
 }

@@ -13,6 +13,7 @@ import regex as regular_expressions  # its searches take a time limit and let ot
 
 from rftcli.algo.shaping import overlong_penalty
 from rftcli.rewards.inputs import RuleInput, cut_after, references
+from rftcli.rewards.rules import check_time_limit
 
 
 def exact(item: RuleInput, *, after: str | None = None, strip: bool = True, casefold: bool = False, whitespace: bool = False) -> float:
@@ -125,11 +126,6 @@ def check_tags(options: Mapping[str, Any]) -> list[str]:
     given = {name: options[name] for name in ("tag", "answer_tag") if options[name] is not None}
     problems = [f"option `{name}` is the bare name of a tag, such as `think`, got `{tag}`" for name, tag in given.items() if not tag.isidentifier()]
     return problems or (["options `tag` and `answer_tag` must differ"] if options["tag"] == options["answer_tag"] else [])
-
-
-def check_time_limit(options: Mapping[str, Any]) -> list[str]:
-    seconds = options["time_limit_seconds"]
-    return [] if 0 < seconds <= 3600 else [f"option `time_limit_seconds` must lie between 0 and 3600, got {seconds}"]
 
 
 def last_match(text: str, pattern: str, *, dotall: bool, ignore_case: bool, full: bool, time_limit_seconds: float) -> Any:

@@ -52,7 +52,6 @@ from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
 from rftcli.runtime.tell import lesson_state
 from rftcli.runtime.trackers import TrackerIds, Trackers
-from rftcli.runtime.vllm_apart import check_servers
 from rftcli.runtime.writes import Later
 from rftcli.stages.beside import Beside
 from rftcli.stages.collect import settings_of
@@ -295,7 +294,10 @@ def build(
     if plan.rollout.engine == "hf":
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     check_teacher(plan, tokenizer, world)
-    check_servers(plan, world)
+    if plan.rollout.vllm is not None:
+        from rftcli.runtime.vllm_apart import check_servers
+
+        check_servers(plan, world)
     estimator = None if plan.advantage.python is None else load_estimator(plan.advantage.python, plan.advantage.options, paths)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = make_source(plan, builder, paths)

@@ -1,6 +1,7 @@
 """Checks of rows before a run: lengths in tokens, the data's own reference answers, training rows that are evaluation rows. Called by `prepare`.
 
 What was found out about unchanged files comes from the cache of `probe.cache`. It leaves out labels and missing columns, which are `probe.data`'s.
+Whatever looks at rows or tokens is imported where it is called: often the cache knows all there is to say.
 """
 
 from __future__ import annotations
@@ -8,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rftcli.data.once import Tables
 from rftcli.data.origin import origin_of
 from rftcli.data.rows import Row
 from rftcli.data.spec import DataSpec
-from rftcli.plan.compile_data import data_plan, data_specs, reward_parts
-from rftcli.plan.facts import ModelFacts
+from rftcli.plan.specs import data_specs, reward_parts
 from rftcli.probe import cache
-from rftcli.probe.lengths import overlong_text
 from rftcli.probe.overlap import Overlap, overlaps
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.paths import KeyPath, format_path
@@ -25,8 +24,11 @@ from rftcli.recipe.problems import Problem
 from rftcli.recipe.sections import PolicyModel
 from rftcli.rewards.spec import PartSpec
 from rftcli.runtime.environment import resolved_model
-from rftcli.runtime.measure import Measured, MeasureJob, measure, raise_machine
-from rftcli.runtime.references import ReferenceFinding, check_references
+from rftcli.runtime.reference_finding import ReferenceFinding
+
+if TYPE_CHECKING:
+    from rftcli.plan.facts import ModelFacts
+    from rftcli.runtime.measure import Measured, MeasureJob
 
 CACHE_FORMAT = 2
 """To be raised when a check changes its meaning."""
@@ -68,6 +70,10 @@ def check_lengths(
 ) -> tuple[Measured, list[str]]:  # fmt: skip
     """Lengths of all prompts, and warnings about drops and cuts. Prompts that are refused, sets with nothing left and chat settings that do not
     work are problems at their place, and so is a `teacher` with other tokens. `tokenizer_revision`: of a tokenizer of its own."""
+    from rftcli.plan.compile_data import data_plan
+    from rftcli.probe.lengths import overlong_text
+    from rftcli.runtime.measure import Measured, MeasureJob, measure, raise_machine
+
     train, held_out = sets_of(loaded)
     policy = loaded.recipe.models.policy
     job = MeasureJob(
@@ -141,6 +147,8 @@ def _findings(
     first: int | None,
     first_streamed: int,
 ) -> RowFindings:
+    from rftcli.runtime.references import check_references
+
     def rows(items: Sequence[SetKey]) -> dict[str, list[Row]]:
         return {
             item.spec.name: tables.read(item.spec, [folder], first_streamed if item.spec.streaming and first is None else first).rows

@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rftcli.builtin import builtin_path
 from rftcli.codec import from_data, to_data
 from rftcli.errors import UsageError
-from rftcli.plan.plan import ModelPlan, Plan
 from rftcli.recipe.expand import ExpansionError
 from rftcli.recipe.written import live_text
+
+if TYPE_CHECKING:
+    from rftcli.plan.plan import ModelPlan, Plan
 
 
 def live_plan(plan: Plan, env: Mapping[str, str]) -> Plan:
@@ -22,6 +25,8 @@ def live_plan(plan: Plan, env: Mapping[str, str]) -> Plan:
 
     UsageError for a variable that is not set.
     """
+    from rftcli.plan.plan import Plan
+
     try:
         live = from_data(Plan, live_text(to_data(plan), env))
     except ExpansionError as error:

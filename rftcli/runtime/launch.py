@@ -1,4 +1,4 @@
-"""Start the ranks through DeepSpeed's launcher, watch them, and say how it ended. Runs in the command's process; imports no torch.
+"""Start the ranks, watch them, and say how it ended. Runs in the command's process; imports no torch.
 
 The launcher runs in a session of its own and dies with this process. The outcome is what state.json says; where it still says `running`, the
 first rank that failed or vanished is named with its cause. Leaves out what the ranks do.

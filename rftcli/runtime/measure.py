@@ -5,6 +5,7 @@ A process of its own, because a tokenizer brings torch along and the commands st
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import subprocess
@@ -12,14 +13,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.once import Tables
 from rftcli.data.spec import DataSpec
 from rftcli.errors import EXIT_MACHINE, MachineError, RftError
-from rftcli.plan.plan import DataPlan
 from rftcli.probe.lengths import LengthFacts
+
+if TYPE_CHECKING:
+    from rftcli.plan.plan import DataPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,7 @@ def raise_machine(measured: Measured) -> None:
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000, 50, 50)  # most of this process is imports, which leave no rubbish
     # Libraries may print: the answer is the last line that goes to the real stdout.
     out, sys.stdout = sys.stdout, sys.stderr
     # a pickle names its classes by their module, which is not `__main__`

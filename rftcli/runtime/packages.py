@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rftcli.errors import MachineError
-from rftcli.plan.compile_server import needs_vllm_here
+from rftcli.plan.specs import needs_vllm_here
 from rftcli.probe.machine import installed
 from rftcli.recipe.sections import Recipe
 

@@ -1,6 +1,6 @@
 """From a recipe on disk to a plan for this machine: load, check, look at the data and the model's files, compile. No torch, nothing started.
 
-Every problem found on the way is shown at its place in the recipe, all at once.
+Every problem found on the way is shown at its place in the recipe, all at once. Checking a recipe needs no plan: what makes one is imported for it.
 """
 
 from __future__ import annotations
@@ -10,55 +10,35 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rftcli.algo import batchmath
 from rftcli.data.once import Tables
-from rftcli.data.rows import spec_problems
-from rftcli.data.spec import DataSpec
 from rftcli.errors import MachineError, UsageError
-from rftcli.plan.compile import compile_plan
-from rftcli.plan.compile_data import data_specs, reward_parts
-from rftcli.plan.compile_ppo import supervised_data
-from rftcli.plan.compile_problems import CompileError
-from rftcli.plan.compile_run import scoring
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts, ScorerFacts
-from rftcli.plan.plan import Plan, plan_from_json
-from rftcli.probe import data as data_probe
-from rftcli.probe.lengths import LengthFacts
-from rftcli.probe.machine import OtherMachine, left_alone, machine_facts
+from rftcli.plan.specs import reward_parts, scoring
 from rftcli.probe.model import model_facts, tokenizer_commit
 from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
-from rftcli.recipe.paths import KeyPath, format_path
+from rftcli.recipe.paths import KeyPath
 from rftcli.recipe.problems import Problem
-from rftcli.recipe.sections import Recipe
 from rftcli.recipe.written import escaped, written_recipe
-from rftcli.rewards.answers import READERS, reads_answers
-from rftcli.rewards.rules import RULES, needs_reference, require_package
+from rftcli.rewards.rules import RULES, require_package
 from rftcli.runtime import checks
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
 from rftcli.runtime.packages import require_packages
 from rftcli.runtime.recipe_checks import estimator_problems, form_problems, loss_problems, observer_problems, recipe_file, reward_problems
+from rftcli.runtime.scan import STREAMED_ROWS_LOOKED_AT, Scan, scan_sets
 from rftcli.runtime.scorer_checks import scorer_facts, scorer_problems, scorer_warnings
+
+if TYPE_CHECKING:
+    from rftcli.plan.plan import Plan
+    from rftcli.probe.lengths import LengthFacts
+    from rftcli.probe.machine import OtherMachine
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
-STREAMED_ROWS_LOOKED_AT = 10_000
-"""Rows of a streamed set that are looked at before a run; the others are checked when they are read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
-    """What is in the data; sets that cannot be read are left out."""
-
-    train: data_probe.DataFacts
-    eval: data_probe.DataFacts
-
-    @property
-    def train_rows(self) -> int | None:
-        """None where a streamed set was not read to its end."""
-        return sum(one.rows for one in self.train.sets) if all(one.complete for one in self.train.sets) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +112,8 @@ def prepare(
     other: OtherMachine | None = None,
 ) -> Prepared:
     """A plan for this machine, or for another one. `given` is a recipe, the name of a shipped one, or a plan.json."""
+    from rftcli.probe.machine import left_alone
+
     machine = machine_at_hand(ranks, gpus, several) if other is None else other.facts
     if other is not None:
         several = Several(ranks=other.each * other.nodes, nodes=other.nodes, per_node=other.each)
@@ -140,7 +122,7 @@ def prepare(
     loaded = load(given, sets, text=text, elsewhere=other is not None)
     problems: list[Problem] = []
     tables = Tables()
-    scan, warnings = _scan(loaded, problems, tables, first=None)
+    scan, warnings = scan_sets(loaded, problems, tables, first=None)
     warnings += left_alone(machine)
     try:
         policy = _model(loaded, "models.policy.path", loaded.recipe.models.policy.path, problems, loaded.recipe.models.policy.revision)
@@ -181,7 +163,7 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
         _model(loaded, "models.policy.path", recipe.models.policy.path, problems)
     scorer_facts(loaded, problems, os.environ, hub=False)
     tables = Tables()
-    _, warnings = _scan(loaded, problems, tables, first=ROWS_LOOKED_AT)
+    _, warnings = scan_sets(loaded, problems, tables, first=ROWS_LOOKED_AT)
     warnings += scorer_warnings(loaded)
     if not problems:
         folder = recipe_file(loaded).resolve().parent
@@ -206,6 +188,8 @@ def _listed(numbers: list[int]) -> str:
 
 def machine_at_hand(ranks: int | None, gpus: int | None, several: Several | None = None) -> MachineFacts:
     """This machine, without its GPUs when `ranks` asks for the CPU. MachineError when it has fewer than `gpus`."""
+    from rftcli.probe.machine import machine_facts
+
     _refuse_both(ranks, gpus)
     machine = machine_facts(use_gpus=ranks is None)
     if several is not None and 0 < machine.gpus < several.per_node:
@@ -226,6 +210,8 @@ def _prepared_plan(
 ) -> Prepared:
     if sets:
         raise UsageError("--set changes a recipe; a plan is finished", hint="`rft plan RECIPE --set ... --out plan.json` makes another one")
+    from rftcli.plan.plan import plan_from_json
+
     try:
         plan = plan_from_json(given.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -301,6 +287,9 @@ def _compile(
     teacher: ModelFacts | None,
 ) -> Plan | None:  # fmt: skip
     """The plan, with `${VAR}` in its texts; None with the reasons added to `problems`."""
+    from rftcli.plan.compile import compile_plan
+    from rftcli.plan.compile_problems import CompileError
+
     try:
         return compile_plan(
             written_recipe(loaded),
@@ -324,70 +313,6 @@ def _written_path(loaded: LoadedRecipe, key: KeyPath, facts: ModelFacts) -> str:
     """Where a model lies: as it was written if that holds a reference, else what it was resolved to."""
     kept = loaded.unexpanded.get(key)
     return escaped(facts.path) if kept is None else kept.text
-
-
-def _scan(loaded: LoadedRecipe, problems: list[Problem], tables: Tables, *, first: int | None) -> tuple[Scan, list[str]]:
-    """What is in every set, and reward entries without rows as warnings. Sets that cannot be read and labels without a reward entry are problems."""
-    recipe = loaded.recipe
-    train, held_out = data_specs(recipe)
-    stream = supervised_data(recipe)
-    if stream is not None:
-        _scan_sets(loaded, [(stream, ("train", "supervised", "data"))], problems, tables, first)
-    scan = Scan(
-        train=_scan_sets(loaded, [(spec, ("data", "train", index)) for index, spec in enumerate(train)], problems, tables, first),
-        eval=_scan_sets(loaded, [(spec, ("data", "eval", spec.name)) for spec in held_out], problems, tables, first),
-    )
-    warnings: list[str] = []
-    if recipe.eval.rewards is None:
-        _check_labels(loaded, recipe, "rewards", (*scan.train.sets, *scan.eval.sets), problems, warnings)
-    else:
-        _check_labels(loaded, recipe, "rewards", scan.train.sets, problems, warnings)
-        _check_labels(loaded, scoring(recipe), "eval.rewards", scan.eval.sets, problems, warnings)
-    read = {label for one in scan.train.sets for label in one.labels}
-    if first is None and not any(spec.streaming for spec in train) and read:
-        for label in [label for label in recipe.rollout.by_label if label not in read]:
-            hint = f"labels of the training sets: {', '.join(sorted(read))}"
-            problems.append(loaded.problem(f"rollout.by_label.{label}", f"no training row has the label `{label}`", hint=hint))
-    if recipe.eval.vote_k and not any(map(reads_answers, reward_parts(scoring(recipe)).values())):
-        hint = f"rules that do: {', '.join(READERS)}"
-        problems.append(loaded.problem("eval.vote_k", "no reward has a rule that reads an answer out of a completion", hint=hint))
-    return scan, warnings
-
-
-def _check_labels(
-    loaded: LoadedRecipe, recipe: Recipe, table: str, sets: Sequence[data_probe.SetFacts], problems: list[Problem], warnings: list[str]
-) -> None:
-    """Labels of `sets` against `recipe.rewards`, which stand at the key `table`."""
-    needing = [
-        label
-        for label, parts in reward_parts(recipe).items()
-        if any(part.kind == "rule" and needs_reference(part.target, part.options) for part in parts)
-    ]
-    for found in data_probe.label_problems(data_probe.DataFacts(sets=tuple(sets)), list(recipe.rewards), needing):
-        message, hint = found.message.replace("`rewards", f"`{table}"), None if found.hint is None else found.hint.replace("`rewards", f"`{table}")
-        if found.error:
-            problems.append(loaded.problem(table, message, hint=hint))
-        else:
-            warnings.append(message if hint is None else f"{message}; {hint}")
-
-
-def _scan_sets(
-    loaded: LoadedRecipe, specs: Sequence[tuple[DataSpec, KeyPath]], problems: list[Problem], tables: Tables, first: int | None
-) -> data_probe.DataFacts:
-    folder = recipe_file(loaded).resolve().parent
-    sets: list[data_probe.SetFacts] = []
-    for spec, key in specs:
-        wrong = spec_problems(spec)
-        if wrong:
-            problems += [loaded.problem(format_path((*key, name)), error.message, hint=error.hint) for name, error in wrong]
-            continue
-        looked_at = STREAMED_ROWS_LOOKED_AT if spec.streaming and first is None else first
-        try:
-            sets += data_probe.scan([spec], [folder], first=looked_at, tables=tables).sets
-        except UsageError as error:
-            where = format_path((*key, "python" if spec.path is None else "path"))
-            problems.append(loaded.problem(where, error.message, hint=error.hint))
-    return data_probe.DataFacts(sets=tuple(sets))
 
 
 def _few_prompts(plan: Plan, rows: int | None) -> tuple[str, ...]:

@@ -1,23 +1,21 @@
-"""What a recipe says wrongly before its data is looked at: options of rules, what cannot be imported, forms that are none."""
+"""What a recipe says wrongly before its data is looked at: options of rules, what cannot be imported, forms that are none.
+
+What a recipe does not use is not imported here either.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from rftcli.engines import grammar
 from rftcli.errors import UsageError
-from rftcli.observe.own import observer_class
-from rftcli.plan.compile_run import scoring
+from rftcli.plan.specs import scoring
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.sections import Recipe
-from rftcli.rewards.combine import GROUP_RECORD
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import check_options
-from rftcli.runtime.own_estimator import load_estimator
-from rftcli.runtime.own_loss import load_loss
 
 
 def reward_problems(loaded: LoadedRecipe) -> list[Problem]:
@@ -30,6 +28,8 @@ def reward_problems(loaded: LoadedRecipe) -> list[Problem]:
     places = [((*key, label), entry) for key, recipe in tables for label, entry in recipe.rewards.items()]
     for place, entry in places:
         if not isinstance(entry.combine, str):
+            from rftcli.rewards.combine import GROUP_RECORD
+
             try:
                 load_function(entry.combine.python, entry.combine.options, [folder], record=GROUP_RECORD)
             except UsageError as error:
@@ -49,8 +49,12 @@ def reward_problems(loaded: LoadedRecipe) -> list[Problem]:
 def form_problems(loaded: LoadedRecipe) -> list[Problem]:
     """A regular expression or a schema that is none. MachineError where the package that reads it is missing."""
     form = loaded.recipe.rollout.structured
-    text = None if form is None else grammar.problem(form.model_dump(exclude_none=True))
-    if form is None or text is None:
+    if form is None:
+        return []
+    from rftcli.engines import grammar
+
+    text = grammar.problem(form.model_dump(exclude_none=True))
+    if text is None:
         return []
     key = "regex" if form.regex is not None else "json_schema"
     return [loaded.problem(f"rollout.structured.{key}", f"not a form that can be sampled: {text}", hint=f"`rft explain rollout.structured.{key}`")]
@@ -60,6 +64,8 @@ def observer_problems(loaded: LoadedRecipe) -> list[Problem]:
     """An observer of the user's own that cannot be imported."""
     if loaded.recipe.track.python is None:
         return []
+    from rftcli.observe.own import observer_class
+
     try:
         observer_class(loaded.recipe.track.python, str(recipe_file(loaded).resolve().parent))
     except UsageError as error:
@@ -69,12 +75,16 @@ def observer_problems(loaded: LoadedRecipe) -> list[Problem]:
 
 def loss_problems(loaded: LoadedRecipe) -> list[Problem]:
     """A policy loss of the user's own that cannot be imported or called."""
+    from rftcli.runtime.own_loss import load_loss
+
     section = loaded.recipe.algorithm.loss
     return _own_problems(loaded, "algorithm.loss.python", section.python, lambda target, folder: load_loss(target, section.options, [folder]))
 
 
 def estimator_problems(loaded: LoadedRecipe) -> list[Problem]:
     """An estimator of the user's own that cannot be imported or called."""
+    from rftcli.runtime.own_estimator import load_estimator
+
     section = loaded.recipe.algorithm.advantage
     where = "algorithm.advantage.python"
     return _own_problems(loaded, where, section.python, lambda target, folder: load_estimator(target, section.options, [folder]))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rftcli.data.rows import Row
@@ -23,6 +22,7 @@ from rftcli.rewards.math_answer import readable_gold
 from rftcli.rewards.rules import RULES, needs_reference, open_rule
 from rftcli.rewards.spec import DEFAULT_LABEL, PartSpec
 from rftcli.rewards.worker import WorkerError
+from rftcli.runtime.reference_finding import ReferenceFinding
 
 MOST_ROWS = 1000
 """Rows of a set that are scored, evenly spread; a set of fewer rows is scored whole."""
@@ -32,33 +32,6 @@ FULL_MARKS = 1.0 - 1e-6
 SHOWN = 3
 NO_ANSWER = r"\boxed{x_{7}+1}"
 """Equal to no reference, and no number: only algebra can tell, so the reference has to be read as mathematics."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceFinding:
-    """References of one set that one rule does not give full marks."""
-
-    source: str
-    rule: str
-    failed: int
-    checked: int
-    rows: int
-    """Rows of the set, checked or not."""
-    examples: tuple[str, ...]
-    unreadable: bool = False
-    """The rule could never score these rows."""
-
-    @property
-    def text(self) -> str:
-        some = "" if self.checked == self.rows else f" looked at (of {self.rows})"
-        if self.unreadable:
-            what = f"rows{some} hold nothing that `{self.rule}` can compare with"
-        else:
-            what = f"reference answers{some} do not get full marks from `{self.rule}`"
-        return (
-            f"data set `{self.source}`: {self.failed} of {self.checked} {what}: "
-            + "; ".join(self.examples)
-        )
 
 
 def check_references(

@@ -7,22 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from rftcli.errors import UsageError
-from rftcli.plan.compile_scorers import unused_text, used_scorers
 from rftcli.plan.facts import ModelFacts, ScorerFacts
+from rftcli.plan.specs import unused_text, used_scorers
 from rftcli.probe.model import model_facts
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.scorer_rules import variant
 from rftcli.recipe.sections import ScorerModel
 from rftcli.recipe.written import escaped
-from rftcli.rewards.scorers.head import Head
-from rftcli.rewards.scorers.own import scorer_class
-from rftcli.rewards.scorers.template import judge_template
 from rftcli.runtime.environment import resolved_model
 
 
 def scorer_problems(loaded: LoadedRecipe, folder: Path) -> list[Problem]:
     """Heads and templates that cannot be read, classes that cannot be imported."""
+    if not loaded.recipe.models.scorers:
+        return []
+    from rftcli.rewards.scorers.head import Head
+    from rftcli.rewards.scorers.own import scorer_class
+    from rftcli.rewards.scorers.template import judge_template
+
     problems: list[Problem] = []
 
     def check(key: str, look: Callable[[], object]) -> None:

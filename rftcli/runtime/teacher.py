@@ -6,20 +6,22 @@ What it leaves out: what its log-probs are for (`stages.distill`).
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rftcli.errors import RftError, UsageError
 from rftcli.models.policy import CausalPolicy
 from rftcli.models.probe import agreement
-from rftcli.models.remote_teacher import RemoteTeacher
 from rftcli.models.vocabularies import check_same_ids, check_same_texts
 from rftcli.plan.plan import Plan
 from rftcli.plan.plan_models import ServerPlan
 from rftcli.protocols import Reference, World
 from rftcli.runtime.models import load_model, make_tokenizer
 from rftcli.runtime.reference import ModelReference
+
+if TYPE_CHECKING:
+    from rftcli.models.remote_teacher import RemoteTeacher
 
 PROBE_TEXT = "The quick brown fox jumps over 13 lazy dogs: 3.14159 = pi?"
 """Whose ids a server is asked about before any model is loaded."""
@@ -58,6 +60,8 @@ def _check(plan: Plan, tokenizer: Any) -> None:
 
 def remote(plan: ServerPlan) -> RemoteTeacher:
     """UsageError when a header's environment variable is not set."""
+    from rftcli.models.remote_teacher import RemoteTeacher
+
     headers = {}
     for header, variable in plan.headers_env.items():
         if variable not in os.environ:
@@ -98,5 +102,9 @@ def make_teacher(plan: Plan, device: torch.device, world: World) -> Reference | 
 
 def close_teacher(teacher: Reference | None) -> None:
     """Connections of a teacher behind a server end."""
+    if teacher is None:
+        return
+    from rftcli.models.remote_teacher import RemoteTeacher
+
     if isinstance(teacher, RemoteTeacher):
         teacher.close()

@@ -12,11 +12,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
-
-from rftcli.plan.plan import Plan
 from rftcli.redact import is_secret_name
+
+if TYPE_CHECKING:
+    from rftcli.plan.plan import Plan
 
 
 def rank_environment(plan: Plan) -> dict[str, str]:
@@ -97,6 +98,8 @@ def interface_towards(address: str) -> str | None:
 
     gloo takes the interface that this machine's own name resolves to, which on many machines is the loopback.
     """
+    import psutil
+
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # a datagram socket sends nothing when it connects

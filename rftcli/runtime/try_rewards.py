@@ -19,10 +19,11 @@ from typing import Any
 from rftcli.codec import to_data
 from rftcli.data.rows import Row, read_table
 from rftcli.errors import UsageError
-from rftcli.plan.compile_data import data_specs, reward_plan
+from rftcli.plan.compile_data import reward_plan
 from rftcli.plan.compile_scorers import scorer_plans
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import WorldPlan
+from rftcli.plan.specs import data_specs
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.problems import Problem
 from rftcli.rewards.scorers.desk import Desk

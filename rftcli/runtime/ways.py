@@ -11,14 +11,12 @@ from typing import Any, Protocol
 
 from rftcli.codec import to_data
 from rftcli.plan.plan import Plan
-from rftcli.runtime.hosts import Hosts, by_hand, start_command, start_environment, world_info
+from rftcli.runtime.hosts import RANK_MODULE, Hosts, by_hand, start_command, start_environment
 from rftcli.runtime.joined import Crew
 from rftcli.runtime.rundir import AttemptDir
 from rftcli.runtime.travel import rank_environment, travelling
 from rftcli.runtime.verdict import RankWatch, Watch
 from rftcli.runtime.warden import FarWatch, Warden
-
-RANK_MODULE = "rftcli.runtime.rank"
 
 
 class Way(Protocol):
@@ -48,7 +46,7 @@ class Way(Protocol):
 
 @dataclass(slots=True)
 class OneMachine:
-    """DeepSpeed's launcher for one node. Ranks meet through a file, so its port is never listened on."""
+    """The starter of this package, which does what DeepSpeed's launcher for one node does. Ranks meet through a file, so that no port is needed."""
 
     ranks: int
     gentle: bool = True
@@ -56,11 +54,7 @@ class OneMachine:
     abandoned: bool = False
 
     def command(self, attempt: AttemptDir) -> list[str]:
-        return [
-            *(sys.executable, "-m", "deepspeed.launcher.launch"),
-            *(f"--world_info={world_info(['localhost'], self.ranks)}", "--node_rank=0", "--master_addr=127.0.0.1", "--master_port=29500"),
-            *("--no_local_rank", "--module", RANK_MODULE, str(attempt.run.path), str(attempt.number)),
-        ]
+        return [sys.executable, "-m", "rftcli.runtime.starter", str(self.ranks), str(attempt.run.path), str(attempt.number)]
 
     def environment(self, plan: Plan) -> dict[str, str]:
         return {**os.environ, **rank_environment(plan)}

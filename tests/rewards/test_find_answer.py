@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rftcli.rewards.find_answer import READ, after_hashes, find_answer, last_box, last_number
+from rftcli.rewards.find_answer import after_hashes, find_answer, last_box, last_number
+from rftcli.rewards.rules import READ
 
 BOXES = [
     (r"so \boxed{\frac{3}{8}}.", r"\frac{3}{8}"),

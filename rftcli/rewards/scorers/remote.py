@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rftcli.errors import UsageError
-from rftcli.rewards.scorers.desk import Local, Remote
-from rftcli.rewards.scorers.http import HttpScorer
-from rftcli.rewards.scorers.judge import ServerJudge
-from rftcli.rewards.scorers.service import Service
-from rftcli.rewards.scorers.spec import ScorerSpec
-from rftcli.rewards.scorers.view import View
+
+if TYPE_CHECKING:
+    from rftcli.rewards.scorers.desk import Local, Remote
+    from rftcli.rewards.scorers.spec import ScorerSpec
+    from rftcli.rewards.scorers.view import View
 
 
 def remote_scorer(spec: ScorerSpec, ranks: int) -> Remote:
     """`ranks` share the service's limits."""
+    from rftcli.rewards.scorers.http import HttpScorer
+    from rftcli.rewards.scorers.judge import ServerJudge
+    from rftcli.rewards.scorers.service import Service
+
     assert spec.service is not None
     service = Service(spec.name, spec.service, ranks=ranks)
     if spec.preset is None:

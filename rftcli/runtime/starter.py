@@ -1,0 +1,121 @@
+"""Starts the ranks of an attempt on this machine, and ends with them: `python -m rftcli.runtime.starter RANKS RUN_DIR ATTEMPT`.
+
+It tells ranks what DeepSpeed's launcher for one node tells them, and ends them as that does, but imports no torch, which would take longer than all
+else before the first step. The first rank that fails ends the others, and so do SIGTERM and SIGINT: with whatever they have started, asked first
+and killed after a grace. Leaves out several machines, which DeepSpeed's own launchers start (`hosts`), and the reasons of an end (`verdict`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import psutil
+
+from rftcli.errors import EXIT_FAILED, EXIT_OK
+from rftcli.runtime.engine_process import own_devices
+from rftcli.runtime.hosts import RANK_MODULE, UNUSED_PORT
+from rftcli.runtime.travel import Place
+
+LOOK_SECONDS = 0.1
+LET_SPEAK_SECONDS = 1.0
+"""Between the first rank that has failed and the end of all: the others write down what they noticed, and whoever watches sees who was first."""
+LEAVE_SECONDS = 30.0
+
+
+class Asked(Exception):
+    """Somebody wants this to end."""
+
+
+def environment(environ: Mapping[str, str], rank: int, ranks: int) -> dict[str, str]:
+    """What a rank is told. GPUs: the first `ranks` of those that may be used, one each."""
+    found = {
+        **environ,
+        **Place(rank=rank, size=ranks, local_rank=rank, local_size=ranks).environment(),
+        "LOCAL_SIZE": str(ranks),
+        "CROSS_RANK": "0",
+        "CROSS_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(UNUSED_PORT),
+    }
+    if environ.get("DS_ACCELERATOR") == "cuda":
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(own_devices(environ, 0, ranks))
+    return found
+
+
+def watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait until all are gone, or the first has failed; the exit code."""
+    while True:
+        codes = [process.poll() for process in processes]
+        for rank, code in enumerate(codes):
+            if code:
+                say(f"rank {rank} (pid {processes[rank].pid}) exits with return code = {code}")
+                time.sleep(LET_SPEAK_SECONDS)
+                return EXIT_FAILED
+        if all(code == 0 for code in codes):
+            return EXIT_OK
+        time.sleep(LOOK_SECONDS)
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = LEAVE_SECONDS) -> None:
+    """No process of a rank stays, nor any that it has started."""
+    left: list[psutil.Process] = []
+    for process in processes:
+        try:
+            root = psutil.Process(process.pid)
+            left += [*root.children(recursive=True), root]
+        except psutil.NoSuchProcess:
+            continue
+    for one in left:
+        _send(one, signal.SIGTERM)
+    _, alive = psutil.wait_procs(left, timeout=grace_seconds)
+    for one in alive:
+        _send(one, signal.SIGKILL)
+
+
+def _send(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+def hear(handler: Any) -> None:
+    """What SIGINT and SIGTERM do from here on."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
+def say(text: str) -> None:
+    """Goes to the launcher's log, which `verdict` reads."""
+    os.write(2, f"{text}\n".encode())
+
+
+def run(command: Sequence[str], ranks: int) -> int:
+    """`command` once for each rank, from start to end; the exit code."""
+
+    def asked(number: int, _: object) -> NoReturn:
+        hear(signal.SIG_IGN)
+        raise Asked(signal.Signals(number).name)
+
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        hear(asked)
+        for rank in range(ranks):
+            processes.append(subprocess.Popen(command, env=environment(os.environ, rank, ranks)))
+        return watch(processes)
+    except Asked as word:
+        say(f"{word}: ending the ranks")
+        return EXIT_FAILED
+    finally:
+        hear(signal.SIG_IGN)
+        end(processes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run([sys.executable, "-u", "-m", RANK_MODULE, *sys.argv[2:]], int(sys.argv[1])))

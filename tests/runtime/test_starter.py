@@ -1,0 +1,101 @@
+"""Ranks of one machine: what each is told, who is named when one fails, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+import rftcli
+from rftcli.runtime.starter import end, environment, watch
+from rftcli.runtime.travel import Place, place_of
+
+STUBBORN = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+"""A rank that does not leave when it is asked to."""
+FAMILY = "import pathlib, subprocess, sys, time; pathlib.Path(sys.argv[1]).write_text(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)"
+"""A rank that has started something."""
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def gone(ranks: list[subprocess.Popen[bytes]]) -> None:
+    assert not any(alive(rank.pid) for rank in ranks)
+    for rank in ranks:
+        rank.wait(10)  # what was waited for already is forgotten here
+
+
+def test_every_rank_is_told_its_place() -> None:
+    told = [environment({"HOME": "/root", "RANK": "7", "WORLD_SIZE": "9"}, rank, 2) for rank in range(2)]
+    assert [place_of(one) for one in told] == [Place(rank=rank, size=2, local_rank=rank, local_size=2) for rank in range(2)]
+    assert all(one["HOME"] == "/root" and one["CROSS_RANK"] == "0" and one["LOCAL_SIZE"] == "2" for one in told)
+    assert all("CUDA_VISIBLE_DEVICES" not in one for one in told)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "0,1"), ("", "0,1"), ("3, 5,6", "3,5"), ("GPU-ab,GPU-cd", "GPU-ab,GPU-cd")])
+def test_ranks_get_the_first_gpus_that_may_be_used(before: str | None, after: str) -> None:
+    environ = {"DS_ACCELERATOR": "cuda"} | ({} if before is None else {"CUDA_VISIBLE_DEVICES": before})
+    assert environment(environ, 1, 2)["CUDA_VISIBLE_DEVICES"] == after
+
+
+def test_all_that_end_well() -> None:
+    assert watch([subprocess.Popen(["true"]) for _ in range(3)]) == 0
+
+
+@pytest.mark.parametrize(("how", "code"), [(["sh", "-c", "exit 3"], 3), (["sh", "-c", "kill -9 $$"], -9)])
+def test_the_first_that_fails_is_named(how: list[str], code: int, capfd: pytest.CaptureFixture[str]) -> None:
+    ranks = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(how), subprocess.Popen(["true"])]
+    try:
+        assert watch(ranks) == 1
+        assert ranks[0].poll() is None
+    finally:
+        end(ranks)
+    gone(ranks)
+    assert capfd.readouterr().err == f"rank 1 (pid {ranks[1].pid}) exits with return code = {code}\n"
+
+
+def test_what_ranks_have_started_goes_with_them(tmp_path: Path) -> None:
+    child = tmp_path / "pid"
+    ranks = [subprocess.Popen([sys.executable, "-c", FAMILY, str(child)]), subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)]
+    assert ranks[1].stdout is not None and ranks[1].stdout.readline() == b"here\n"
+    until(lambda: child.is_file() and child.read_text())
+    end(ranks, 0.5)
+    gone(ranks)
+    until(lambda: not alive(int(child.read_text())))
+    ranks[1].stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_asks_the_starter_asks_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    child = tmp_path / "pid"
+    code = f"import sys; from rftcli.runtime.starter import run; sys.exit(run({[sys.executable, '-c', FAMILY, str(child)]!r}, 1))"
+    env = {**os.environ, "PYTHONPATH": str(Path(rftcli.__file__).parents[1])}
+    starter = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
+    until(lambda: child.is_file() and child.read_text())
+    rank = psutil.Process(starter.pid).children()[0]
+    starter.send_signal(number)
+    _, said = starter.communicate(timeout=30)
+    assert (starter.returncode, said) == (1, f"{number.name}: ending the ranks\n")
+    until(lambda: not alive(int(child.read_text())) and not alive(rank.pid))
+
+
+def test_ranks_that_find_no_attempt(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rftcli.runtime.starter", "1", str(tmp_path / "run"), "1"]
+    env = {**os.environ, "PYTHONPATH": str(Path(rftcli.__file__).parents[1])}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1 and "exits with return code = 3" in done.stderr and "must lie on a file system" in done.stderr, done.stderr
