@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.masking_utils import sdpa_mask
 
 from rftcli.errors import MachineError, UsageError
-from rftcli.models.flash import PackedAttention, Spans, TorchFlash
+from rftcli.models.flash import CpuFlash, Kernel, PackedAttention, Spans, TorchFlash
 from rftcli.models.packed_rows import PackedRow, block_mask, read_row
 
 IMPLEMENTATIONS = {"varlen": "rft_varlen", "flash_2": "rft_flash_2", "flash_3": "rft_flash_3"}
@@ -143,12 +143,15 @@ def _attention(kernel: Callable[..., Tensor], shares: Callable[..., Tensor] | No
 def _varlen(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, ends: Tensor, longest: int, scaling: float | None, window: int | None
 ) -> Tensor:
-    if not _fits_flash(query, value):
+    within = None if window is None or window >= longest else window
+    kernel = _fitting(query, value)
+    if kernel is None or (within is not None and not query.is_cuda):
         return _one_by_one(module, query, key, value, ends=ends, longest=longest, scaling=scaling, window=window)
     if not torch.compiler.is_compiling():
-        within = None if window is None or window >= longest else window
         own = Spans(queries=ends, keys=ends, most_queries=longest, most_keys=longest, causal=True, window=within)
-        return PackedAttention.apply(*_flat(query, key, value), own, None, scaling, TorchFlash())[None]
+        return PackedAttention.apply(*_flat(query, key, value), own, None, scaling, kernel)[None]
+    if not query.is_cuda:
+        return _one_by_one(module, query, key, value, ends=ends, longest=longest, scaling=scaling, window=window)
     return _traced(module, query, key, value, ends=ends, longest=longest, scaling=scaling, window=window)
 
 
@@ -158,13 +161,14 @@ def _flat(*tensors: Tensor) -> list[Tensor]:
 
 
 def _varlen_shared(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scaling: float | None) -> Tensor:
-    if not _fits_flash(query, value):
+    kernel = _fitting(query, value)
+    if kernel is None:
         return _one_after_another(query, key, value, row, scaling)
-    return PackedAttention.apply(*_flat(query, key, value), row.own, row.shared, scaling, TorchFlash())[None]
+    return PackedAttention.apply(*_flat(query, key, value), row.own, row.shared, scaling, kernel)[None]
 
 
 def _one_after_another(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scaling: float | None) -> Tensor:
-    """Every completion with the keys of its prompt in front of its own: everywhere, in every number type."""
+    """Every completion with the keys of its prompt in front of its own: in every number type, for heads of any widths."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
@@ -213,10 +217,15 @@ def _arguments() -> frozenset[str]:
     return frozenset(signature(varlen_attn).parameters)
 
 
-def _fits_flash(query: Tensor, value: Tensor) -> bool:
-    half = query.dtype in (torch.bfloat16, torch.float16)
+def _fitting(query: Tensor, value: Tensor) -> Kernel | None:
+    """None: no kernel takes the heads or the number type."""
     width = query.shape[-1]
-    return query.is_cuda and half and width == value.shape[-1] and width % 8 == 0 and width <= MOST_HEAD_DIM
+    if width != value.shape[-1]:
+        return None
+    if query.device.type == "cpu":
+        return CpuFlash()
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return TorchFlash() if query.is_cuda and half and width % 8 == 0 and width <= MOST_HEAD_DIM else None
 
 
 def _one_by_one(

@@ -4,13 +4,15 @@ A completion attends to its prompt, whole, and to itself, causally. The two part
 scores. Backward, each part is one call that is given the merged output and the merged log-sum-exp: then every probability is already the one of the
 softmax over both (as in ring attention, arXiv:2310.01889), so the gradients of the parts add up.
 
-The kernels are aten's own. Fewer heads of keys than of queries are known to them, so nothing is repeated. Leaves out dropout and other masks.
+The kernels are aten's own. Fewer heads of keys than of queries are known to those of CUDA, so nothing is repeated there. Leaves out dropout and other
+masks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -81,6 +83,53 @@ class TorchFlash:
             grad, query, key, value, out, lse, spans.queries, spans.keys, max(LEAST_LENGTH, spans.most_queries),
             max(LEAST_LENGTH, spans.most_keys), 0.0, spans.causal and spans.window is None, *nothing, scale=scale, **_sides(spans),
         )  # fmt: skip
+
+
+class CpuFlash:
+    """aten's flash attention of a CPU, sequence by sequence: every floating type, no windows."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float | None) -> tuple[Tensor, Tensor]:
+        parts = []
+        for asks, sees in _sequences(spans):
+            q, k, v = _batched(query[asks]), *self._repeated(query, key[sees], value[sees])
+            parts.append(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, spans.causal, scale=scale))
+        return torch.cat([_flat(out) for out, _ in parts]), torch.cat([lse[0] for _, lse in parts], 1)
+
+    def backward(
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, spans: Spans, scale: float | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        heads = key.shape[1]
+        for asks, sees in _sequences(spans):
+            q, k, v = _batched(query[asks]), *self._repeated(query, key[sees], value[sees])
+            own = lse[:, asks].t().contiguous().t()[None]  # laid out as the forward pass leaves it
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                _batched(grad[asks]), q, k, v, _batched(out[asks]), own, 0.0, spans.causal, scale=scale
+            )
+            of_query[asks] = _flat(found[0])
+            of_key[sees], of_value[sees] = (_flat(each).unflatten(1, (heads, -1)).sum(2) for each in found[1:])
+        return of_query, of_key, of_value
+
+    def _repeated(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        groups = query.shape[1] // key.shape[1]
+        if groups == 1:
+            return _batched(key), _batched(value)
+        return _batched(key.repeat_interleave(groups, 1)), _batched(value.repeat_interleave(groups, 1))
+
+
+def _sequences(spans: Spans) -> list[tuple[slice, slice]]:
+    """Places of the queries and of the keys of each sequence."""
+    asks, sees = ([slice(*pair) for pair in pairwise(ends.tolist())] for ends in (spans.queries, spans.keys))
+    return list(zip(asks, sees, strict=True))
+
+
+def _batched(tensor: Tensor) -> Tensor:
+    """(tokens, heads, width) -> (1, heads, tokens, width)"""
+    return tensor.transpose(0, 1)[None]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor[0].transpose(0, 1)
 
 
 def _sides(spans: Spans) -> dict[str, int]:

@@ -16,7 +16,7 @@ from rftcli.plan.compile_models import PACKING, REFERENCE_SHARE, checkpoints_by_
 from rftcli.plan.compile_precision import keeping, stages_allowed
 from rftcli.plan.compile_rollout import batch_rows_of
 from rftcli.plan.compile_scorers import same_checkpoint, weights_gib
-from rftcli.plan.compile_sharing import copied_keys, saved_positions
+from rftcli.plan.compile_sharing import saved_positions
 from rftcli.plan.compile_vllm import choice as engine_choice
 from rftcli.plan.compile_vllm import on_the_ranks, wanted_engine
 from rftcli.plan.facts import Facts, ModelFacts
@@ -213,9 +213,7 @@ def the_pass(asked: Asked, choice: Choice) -> Pass:
     layout = recipe.batch.layout
     packed = layout == "packed" or (layout == "auto" and policy.attention in PACKING)
     mask = 0 if policy.attention in PACKING and packed else positions if packed else asked.longest
-    apart = packed and policy.attention == "varlen" and (asked.world.device == "cpu" or policy.dtype == "float32")
-    copied = copied_keys(recipe, positions) if apart else None
-    return Pass(positions=positions, mask_width=mask, eager=policy.attention == "eager", adapters=policy.lora is not None, copied_keys=copied)
+    return Pass(positions=positions, mask_width=mask, eager=policy.attention == "eager", adapters=policy.lora is not None)
 
 
 def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Mapping[str, float]]) -> Parts:

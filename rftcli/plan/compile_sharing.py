@@ -47,15 +47,6 @@ def saved_positions(recipe: Recipe, rows: int) -> int:
     return rows // samples * (samples - 1) * int(recipe.rollout.max_prompt_tokens) if recipe.batch.share_prompts is True else 0
 
 
-def copied_keys(recipe: Recipe, positions: int) -> int:
-    """Positions of keys, a prompt's and its own for each completion, in a pass of whole groups."""
-    if recipe.batch.share_prompts is not True:
-        return 0
-    rollout = recipe.rollout
-    samples, prompt, completion = rollout.samples_per_prompt, int(rollout.max_prompt_tokens), int(rollout.max_new_tokens)
-    return positions * samples * (prompt + completion) // (prompt + samples * completion)
-
-
 def _asked_for(recipe: Recipe, models: Iterable[ModelFacts | None], problems: list[PlanProblem]) -> bool:
     why = refusal(recipe, models)
     if recipe.batch.layout == "padded":

@@ -183,9 +183,6 @@ class Pass:
     eager: bool = False
     adapters: bool = False
     """Adapters in float32 are trained."""
-    copied_keys: int | None = None
-    """Packed rows whose sequences are attended to one by one: positions of keys that are copied for completions of a shared prompt; None: a kernel
-    takes the rows whole."""
 
 
 def layer_activations(shape: Shape, dtype: str, one: Pass) -> float:
@@ -195,22 +192,19 @@ def layer_activations(shape: Shape, dtype: str, one: Pass) -> float:
         attention      queries, keys, values and what comes out                    number x (2 query width + 2 key width)
         MLP            gate, its activation, up, their product                     4 x number x inner
 
-    Sequence by sequence keys and values are repeated for all query heads, what comes out is there in parts and as a whole, and completions of a shared
-    prompt have copies of its keys. A mask is made anew for every layer, in the number type, and with one keys and values are repeated for all query heads. Eager attention keeps the
+    A mask is made anew for every layer, in the number type, and with one keys and values are repeated for all query heads. Eager attention keeps the
     softmax of every head, in float32 and in the number type. Below adapters nothing has gradients: what only a frozen weight's gradient would need is
     not kept; adapters in float32 over bfloat16 keep a float32 copy of what goes into each linear layer.
     """
     number = DTYPE_BYTES[dtype]
-    apart = one.copied_keys is not None
-    keys = shape.query_width if one.mask_width or apart else shape.key_width
+    keys = shape.query_width if one.mask_width else shape.key_width
     half = number < 4
     norms = 2 * (4 + (0 if half else number) if one.adapters else 4 + 2 * number) * shape.hidden
-    attention = number * ((3 if apart else 2) * shape.query_width + 2 * keys + one.mask_width)
-    copied = number * 2 * shape.query_width * (one.copied_keys or 0)
+    attention = number * (2 * shape.query_width + 2 * keys + one.mask_width)
     scores = (4 + number if half else 4) * shape.heads * one.mask_width if one.eager else 0
     mlp = (3 if one.adapters and half else 4) * number * shape.inner
     copies = 4 * (5 * shape.hidden + shape.query_width + shape.inner) if one.adapters and half else 0
-    return float(one.positions * (norms + attention + scores + mlp + copies) + copied)
+    return float(one.positions * (norms + attention + scores + mlp + copies))
 
 
 def activations(shape: Shape, dtype: str, one: Pass, *, checkpointing: bool) -> float:

@@ -98,7 +98,7 @@ def test_activations_below_an_adapter(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("layout", "attention"), [("shared", "rft_varlen"), ("packed", "rft_varlen"), ("shared", "sdpa")])
 def test_activations_of_packed_rows(layout: str, attention: str, dtype: str) -> None:
-    """Two groups of eight on a CPU: copies of a prompt's keys for each completion, or a mask over the whole row."""
+    """Two groups of eight: no copy of a prompt's keys for its completions; a mask over the whole row where there is one."""
     prompt, completion, samples = 96, 16, 8
     rows = [
         Row(torch.cat([torch.arange(prompt), torch.full((completion,), number)]), prompt, torch.ones(completion, dtype=torch.bool), group)
@@ -107,6 +107,5 @@ def test_activations_of_packed_rows(layout: str, attention: str, dtype: str) -> 
     ]
     inputs = shared(rows) if layout == "shared" else packed(rows)
     measured, one = kept_bytes(SHAPES["mid"], dtype, attention=attention, inputs=inputs)
-    copied = len(rows) * (prompt + completion) if layout == "shared" else 0
-    one = replace(one, copied_keys=copied) if attention == "rft_varlen" else replace(one, mask_width=one.positions)
+    one = replace(one, mask_width=one.positions) if attention == "sdpa" else one
     assert activations(SHAPES["mid"], dtype, one, checkpointing=False) == pytest.approx(measured, rel=WITHIN / 3)

@@ -12,7 +12,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from rftcli.algo.align import Row, packed, shared
 from rftcli.errors import UsageError
 from rftcli.models.attention import _one_after_another
-from rftcli.models.flash import PackedAttention, Spans, TorchFlash, merge
+from rftcli.models.flash import CpuFlash, PackedAttention, Spans, TorchFlash, merge
 from rftcli.models.packed_rows import Family, block_mask, families, read_row
 from rftcli.models.policy import CausalPolicy
 
@@ -75,7 +75,7 @@ def dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float 
 
 
 def gradients(out: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=out.dtype)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(out.dtype)
     return list(torch.autograd.grad((out * weights).sum(), inputs))
 
 
@@ -83,21 +83,34 @@ groups_of_rows = st.lists(st.tuples(st.integers(1, 6), st.lists(st.integers(1, 5
 SOME = [(5, [3, 1, 4]), (1, [2, 2]), (4, [6]), (7, [1, 5])]
 
 
-@settings(max_examples=40, deadline=None)
-@given(groups_of_rows, st.sampled_from([None, 0.3]))
-def test_two_parts_merged_are_one_attention_forward_and_backward(groups, scale) -> None:
+@settings(max_examples=60, deadline=None)
+@given(groups_of_rows, st.sampled_from([None, 0.3]), st.sampled_from([PlainKernel, CpuFlash]))
+def test_two_parts_merged_are_one_attention_forward_and_backward(groups, scale, kernel) -> None:
     row = read_row(positions_of(groups))
     inputs = tensors(sum(prompt + sum(lengths) for prompt, lengths in groups))
-    found = PackedAttention.apply(*inputs, row.own, row.shared, scale, PlainKernel())
+    found = PackedAttention.apply(*inputs, row.own, row.shared, scale, kernel())
     expected = dense(*inputs, block_mask(row, torch.device("cpu")), scale)
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
     for got, wanted in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
 
 
-def test_finite_differences_of_the_merged_backward() -> None:
+@pytest.mark.parametrize("kernel", [PlainKernel, CpuFlash])
+def test_finite_differences_of_the_merged_backward(kernel) -> None:
     row = read_row(positions_of([(3, [2, 1]), (2, [2])]))
-    assert torch.autograd.gradcheck(lambda *inputs: PackedAttention.apply(*inputs, row.own, row.shared, None, PlainKernel()), tensors(10))
+    assert torch.autograd.gradcheck(lambda *inputs: PackedAttention.apply(*inputs, row.own, row.shared, None, kernel()), tensors(10))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_number_types_of_a_cpu(dtype) -> None:
+    row, wide = read_row(positions_of(SOME)), tensors(41)
+    inputs = [tensor.detach().to(dtype).requires_grad_() for tensor in wide]
+    found = PackedAttention.apply(*inputs, row.own, row.shared, None, CpuFlash())
+    expected = dense(*wide, block_mask(row, torch.device("cpu")))
+    within = 1e-5 if dtype == torch.float32 else 0.05
+    assert found.dtype == dtype and float((found.double() - expected).detach().abs().max()) < within
+    for got, wanted in zip(gradients(found, inputs), gradients(expected, wide), strict=True):
+        assert got.dtype == dtype and float((got.double() - wanted).abs().max()) < 4 * within
 
 
 def test_each_part_goes_through_the_kernel_once_and_prompts_once() -> None:
