@@ -67,7 +67,7 @@ def compile_plan(
         threads_per_rank=facts.machine.threads_of_a_rank(facts.ranks // facts.nodes),
         nodes=facts.nodes,
     )
-    recipe = with_sharing(recipe, (facts.model, reference_facts, critic, teacher), problems, notes)
+    recipe = with_sharing(recipe, (facts.model, reference_facts, critic, teacher), device, problems, notes)
     scored_by = scorer_plans(recipe, facts, world, scorers or {}, problems, notes)
     own_reference = reference_facts or (None if reference_path is None else ModelFacts(path=reference_path))
     asked = Asked(

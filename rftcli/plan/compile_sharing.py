@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 SHARING = ("varlen", "sdpa", "eager")
 """Kinds of attention that know shared prompts; the last two by a mask over the whole row."""
-WORTH = 0.1
-"""Share of an update's tokens that has to be saved: the second call of the attention kernel and the merge cost about as much as 5% of the tokens."""
+WORTH = 0.15
+"""Share of a packed update's tokens that has to be saved: the second call of the attention kernel and the merge cost about a tenth of the time."""
+WORTH_PACKING = 0.5
+"""The same where nothing is said about layout and attention: real prompts are shorter than the longest, and what is saved then has to remain a gain."""
 
 
-def with_sharing(recipe: Recipe, models: Iterable[ModelFacts | None], problems: list[PlanProblem], notes: list[str]) -> Recipe:
+def with_sharing(recipe: Recipe, models: Iterable[ModelFacts | None], device: str, problems: list[PlanProblem], notes: list[str]) -> Recipe:
     """The recipe with a value for `batch.share_prompts`; where it is true, rows are packed, and `auto` attention is varlen. `models`: facts of all
     that micro-batches go through, where they are known."""
     asked = recipe.batch.share_prompts
-    shares = _asked_for(recipe, models, problems) if asked is True else asked == "auto" and _worth_it(recipe, models, notes)
+    shares = _asked_for(recipe, models, problems) if asked is True else asked == "auto" and _worth_it(recipe, models, device, notes)
     batch = recipe.batch.model_copy(update={"share_prompts": shares} | ({"layout": "packed"} if shares else {}))
     changed: dict[str, object] = {"batch": batch}
     if shares and recipe.models.policy.attention == "auto":
@@ -56,10 +58,11 @@ def _asked_for(recipe: Recipe, models: Iterable[ModelFacts | None], problems: li
     return why is None
 
 
-def _worth_it(recipe: Recipe, models: Iterable[ModelFacts | None], notes: list[str]) -> bool:
+def _worth_it(recipe: Recipe, models: Iterable[ModelFacts | None], device: str, notes: list[str]) -> bool:
     attention, layout = recipe.models.policy.attention, recipe.batch.layout
     saved = saved_share(recipe)
-    if attention not in PACKING or layout == "padded" or saved < WORTH:
+    free = attention == layout == "auto" and device == "cuda" and recipe.models.policy.dtype != "float32"
+    if layout == "padded" or not (free or attention in PACKING) or saved < (WORTH_PACKING if free else WORTH):
         return False
     why = refusal(recipe, models)
     if why is not None:

@@ -38,6 +38,24 @@ def test_what_it_comes_to(compiled: Compiled, sets: tuple[str, ...], expected: t
     assert came_to(compiled(*sets)) == expected
 
 
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (LONG, ("varlen", "packed", True)),  # 78%
+        (("rollout.max_prompt_tokens=512", "rollout.max_new_tokens=512"), ("sdpa", "padded", False)),  # 44%
+        ((*LONG, "models.policy.dtype=float32"), ("sdpa", "padded", False)),  # no flash kernel for it
+        ((*LONG, "batch.layout=padded"), ("sdpa", "padded", False)),
+        ((*LONG, "models.policy.attention=sdpa"), ("sdpa", "padded", False)),
+        ((*LONG, "batch.share_prompts=false"), ("sdpa", "padded", False)),
+        ((*LONG, "train.compile=true"), ("sdpa", "padded", False)),
+    ],
+)
+def test_on_a_gpu_long_prompts_are_shared_where_nothing_is_said(
+    compiled: Compiled, gpus: MachineFacts, sets: tuple[str, ...], expected: tuple[str, str, bool]
+) -> None:
+    assert came_to(compiled(*sets, machine=gpus)) == expected
+
+
 NO_GROUPS = ("rollout.samples_per_prompt=1", "algorithm.advantage.kind=reinforce")
 
 

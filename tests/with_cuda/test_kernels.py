@@ -13,6 +13,8 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+pytest.importorskip("liger_kernel", reason="pip install 'rftcli[liger]'")
+
 from rftcli.algo.align import Row, packed, padded
 from rftcli.models import lora
 from rftcli.models.kernels import apply
