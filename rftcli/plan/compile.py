@@ -14,7 +14,7 @@ from rftcli.plan.compile_algorithm import advantage_plan, check_loss, loss_plan
 from rftcli.plan.compile_checkpoint import checkpoint_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_host_memory import with_host
-from rftcli.plan.compile_kernels import check_kernels
+from rftcli.plan.compile_kernels import with_kernels
 from rftcli.plan.compile_memory import Asked, memory_plan, training_parts, with_memory
 from rftcli.plan.compile_models import check_models, model_plan, reference_plans
 from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
@@ -68,6 +68,7 @@ def compile_plan(
         nodes=facts.nodes,
     )
     recipe = with_sharing(recipe, (facts.model, reference_facts, critic, teacher), device, problems, notes)
+    recipe = with_kernels(recipe, (facts.model, reference_facts, critic), facts.machine, problems, notes)
     scored_by = scorer_plans(recipe, facts, world, scorers or {}, problems, notes)
     own_reference = reference_facts or (None if reference_path is None else ModelFacts(path=reference_path))
     asked = Asked(
@@ -96,7 +97,6 @@ def compile_plan(
     evaluation = eval_plan(recipe, facts, search_path, problems)
     check_stage(asked_for, policy, problems)
     check_update(recipe, world, policy, learner, problems)
-    check_kernels(recipe, device, problems)
     check_router(recipe, facts, problems)
     check_loss(recipe, rollout, problems, notes)
     check_profile(recipe, device, problems)

@@ -19,6 +19,8 @@ class MachineFacts:
     """Is the package installed?"""
     gpus_left_alone: int = 0
     """That are there and not used, because ranks on the CPU were asked for."""
+    liger: bool = False
+    """Is the package installed?"""
     threads: int | None = None
     """The most that the environment grants a process (OMP_NUM_THREADS)."""
 

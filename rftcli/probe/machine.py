@@ -30,6 +30,7 @@ def machine_facts(*, use_gpus: bool = True) -> MachineFacts:
         gpu_name=gpus[0][0] if gpus else None,
         gpu_memory_gib=min((memory for _, memory in gpus), default=0.0),
         vllm=installed("vllm"),
+        liger=installed("liger_kernel"),
         gpus_left_alone=len(found) - len(gpus),
         threads=_threads(os.environ),
     )

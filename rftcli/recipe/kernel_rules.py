@@ -9,10 +9,10 @@ from rftcli.recipe.sections import Recipe
 
 
 def kernels_compiled(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    if recipe.train.kernels != "none" and recipe.train.compile:
+    if recipe.train.kernels == "liger" and recipe.train.compile:
         yield Finding(
             path=("train", "kernels"),
-            message="must be none while `compile` is true",
+            message="cannot be liger while `compile` is true",
             reason="torch.compile fuses the same operations itself, and does not look into kernels that are there already",
             hint="keep one of the two",
             reads=(("train", "compile"),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,29 @@ def test_policy_reference_and_critic_have_them(compiled: Compiled, gpus: Machine
     assert [model.kernels for model in (plan.policy, plan.reference, plan.critic.model)] == ["liger"] * 3
     assert plan.teacher.model.kernels == "none"
     assert compiled(machine=gpus, ranks=8).policy.kernels == "none"
+
+
+@pytest.mark.parametrize(
+    ("sets", "architecture", "installed", "expected"),
+    [
+        ((), "Qwen2ForCausalLM", True, "liger"),
+        ((), "Qwen2ForCausalLM", False, "none"),
+        ((), "OtherForCausalLM", True, "none"),
+        (("train.kernels=none",), "Qwen2ForCausalLM", True, "none"),
+        (("train.compile=true",), "Qwen2ForCausalLM", True, "none"),
+        (("models.policy.trust_remote_code=true",), "Qwen2ForCausalLM", True, "none"),
+    ],
+)
+def test_auto_takes_them_where_they_are_installed_and_proved(
+    compiled: Compiled, gpus: MachineFacts, sets: tuple[str, ...], architecture: str, installed: bool, expected: str
+) -> None:
+    plan = compiled(*sets, machine=replace(gpus, liger=installed), ranks=8, architecture=architecture)
+    assert plan.policy.kernels == expected
+    assert any("train.kernels liger" in note for note in plan.notes) is (expected == "liger")
+
+
+def test_auto_is_none_on_a_cpu(compiled: Compiled, cpu: MachineFacts) -> None:
+    assert compiled(machine=replace(cpu, liger=True), architecture="Qwen2ForCausalLM").policy.kernels == "none"
 
 
 @pytest.mark.parametrize(

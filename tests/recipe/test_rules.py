@@ -392,7 +392,7 @@ BREACHES = [
     ),
     ("compile-sharded", ["train={compile: true, deepspeed: {zero_stage: 3}}"], "train.compile", "must be false under ZeRO stage 3"),
     ("compile-sharded", ["train={compile: true, offload: {parameters: cpu}}"], "train.compile", "must be false under ZeRO stage 3"),
-    ("kernels-compiled", ["train={compile: true, kernels: liger}"], "train.kernels", "must be none while `compile` is true"),
+    ("kernels-compiled", ["train={compile: true, kernels: liger}"], "train.kernels", "cannot be liger while `compile` is true"),
     (
         "deepspeed-extra",
         ["train.deepspeed.extra={gradient_clipping: 1.0}"],

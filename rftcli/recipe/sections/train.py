@@ -98,8 +98,9 @@ class Train(Section):
     precision: Precision = Field(default_factory=Precision, description="Number types of the update.")
     offload: Offload = Field(default_factory=Offload, description="What lies in the memory of the machine.")
     compile: bool = Field(False, description="Whether the model's layers are compiled for the update (torch.compile); not under ZeRO stage 3.")
-    kernels: Literal["none", "liger"] = Field(
-        "none", description="Fused kernels of the package liger-kernel for norms, gated layers and rotary embedding; they need a GPU."
+    kernels: Literal["auto", "none", "liger"] = Field(
+        "auto",
+        description="Fused kernels of the package liger-kernel for norms, gated layers and rotary embedding, on a GPU; auto: where it is installed.",
     )
     deterministic: bool = Field(False, description="Whether only kernels with repeatable results run: slower on a GPU.")
     deepspeed: DeepSpeed = Field(default_factory=DeepSpeed, description="What the recipe decides about DeepSpeed.")
