@@ -5,7 +5,7 @@
     python -m benchmarks.against real --model FOLDER          real weights, real ends
 
 Sides run one after the other in turns, each a process of its own; told are the median and the range over all counted steps of all turns.
-Results: benchmarks/results/against-WORKLOAD-CARD.json.
+Results: benchmarks/results/against-WORKLOAD-CARD.json, and with --ranks N against-WORKLOAD-xN-CARD.json.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from typing import Any
 import yaml
 
 from benchmarks.runs import RESULTS, machine
-from benchmarks.workloads import WORKLOADS, Workload, prepare
+from benchmarks.workloads import SCORER, WORKLOADS, Workload, prepare
 
 ROOT = Path(__file__).parents[1]
 
 
 def recipe(workload: Workload, model: Path, prompts: Path) -> dict[str, Any]:
-    cut = {} if workload.micro_batch >= workload.rows else {"micro_batch_size": workload.micro_batch}
+    cut = {"micro_batch_size": workload.micro_batch} if 0 < workload.micro_batch < workload.rows else {}
+    scorers = {"judge": {"kind": "classifier", "path": str(model.parent / SCORER)}} if workload.scorer else {}
     return {
-        "models": {"policy": {"path": str(model), "dtype": workload.dtype}},
+        "models": {"policy": {"path": str(model), "dtype": workload.dtype}, **({"scorers": scorers} if scorers else {})},
         "data": {"train": {"path": str(prompts), "as_chat": False}, "shuffle": False},
         "rollout": {
             "engine": workload.engine, "samples_per_prompt": workload.samples, "max_prompt_tokens": workload.prompt_tokens,
             "max_new_tokens": workload.new_tokens, "ignore_eos": not workload.ends_early,
         },
-        "rewards": {"default": [{"python": "benchmarks.workloads:even_share", "name": "even"}]},
+        "rewards": {"default": [{"python": "benchmarks.workloads:even_share", "name": "even"}, *({"model": name} for name in scorers)]},
         "algorithm": {"advantage": {"kind": "grpo"}},
         "batch": {"prompts_per_step": workload.prompts, **cut},
         "train": {"steps": workload.warm_up + workload.steps, "optimizer": {"lr": workload.lr}},
@@ -50,36 +51,44 @@ def recipe(workload: Workload, model: Path, prompts: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rft(name: str, shared: Path, folder: Path, sets: tuple[str, ...] = ()) -> dict[str, Any]:
+def rft(name: str, shared: Path, folder: Path, ranks: int, sets: tuple[str, ...] = ()) -> dict[str, Any]:
     workload = WORKLOADS[name]
     model, prompts = prepare(workload, shared)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe(workload, model, prompts)))
-    options = [word for item in sets for word in ("--set", item)]
-    _run([sys.executable, "-m", "rftcli", "train", str(folder / "recipe.yaml"), *_one_rank(), "--run-dir", str(folder / "run"), "--quiet", *options])
+    options = [word for item in (*workload.sets, *sets) for word in ("--set", item)]
+    where = ("--gpus", str(ranks)) if machine()["card"] else ("--ranks", str(ranks))
+    _run([sys.executable, "-m", "rftcli", "train", str(folder / "recipe.yaml"), *where, "--run-dir", str(folder / "run"), "--quiet", *options])
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["event"] == "step"]
     parts = {stage: [step["seconds"].get(stage, 0.0) for step in steps] for stage in steps[0]["seconds"]}
     peaks = [max(step["memory_gib"].values()) for step in steps if step.get("memory_gib")]
     lengths = [step["response_tokens"]["mean"] for step in steps]
+    plan = json.loads((folder / "run" / "plan.json").read_text())
+    start = next(event for event in events if event["event"] == "start")
     return {
-        "seconds": parts.pop("total"), "stages": parts, "mean_length": lengths, "peak_gib": max(peaks, default=None), "mfu": steps[-1].get("mfu"),
+        "seconds": parts.pop("total"), "stages": parts, "mean_length": lengths, "peak_gib": max(peaks, default=None), "planned_gib": planned_gib(plan),
+        "mfu": steps[-1].get("mfu"), "parameters": start["parameters"], "sampler_logprob_gap": steps[0].get("sampler_logprob_gap"), "ranks": ranks,
     }  # fmt: skip
 
 
-def _one_rank() -> tuple[str, str]:
-    return ("--gpus", "1") if machine()["card"] else ("--ranks", "1")
+def planned_gib(plan: dict[str, Any]) -> float:
+    """Of the fullest stage."""
+    rows = [row["gib"] for row in (plan.get("memory") or {}).get("rows", ())]
+    return max((sum(row.get(stage, 0.0) for row in rows) for stage in {stage for row in rows for stage in row}), default=0.0)
 
 
-def other(module: str, *options: str) -> Callable[[str, Path, Path], dict[str, Any]]:
-    def side(name: str, shared: Path, folder: Path) -> dict[str, Any]:
+def other(module: str, *options: str) -> Callable[[str, Path, Path, int], dict[str, Any]]:
+    def side(name: str, shared: Path, folder: Path, ranks: int) -> dict[str, Any]:
+        if not WORKLOADS[name].for_all or ranks > 1:
+            raise RuntimeError("only rft has this workload, and more than one rank")
         said = _run([sys.executable, "-m", module, name, str(shared), *options])
         return dict(json.loads(said.splitlines()[-1]))
 
     return side
 
 
-# To add one: a function of (workload's name, folder of its materials, an empty folder) that gives the seconds of each step.
-SIDES: dict[str, Callable[[str, Path, Path], dict[str, Any]]] = {
+# To add one: a function of (workload's name, folder of its materials, an empty folder, ranks) that gives the seconds of each step.
+SIDES: dict[str, Callable[[str, Path, Path, int], dict[str, Any]]] = {
     "rft": rft,
     "rft-liger": partial(rft, sets=("train.kernels=liger",)),
     "trl-tuned": other("benchmarks.trl_side", "tuned"),
@@ -97,7 +106,10 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def measure(name: str, sides: list[str], repeats: int, model: Path | None) -> dict[str, Any]:
+def measure(
+    name: str, sides: list[str], repeats: int, model: Path | None, ranks: int, keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """What each side took. `keep` is given what there is so far after every run: a machine may be taken away."""
     workload = WORKLOADS[name]
     turns: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as shared:
@@ -108,27 +120,37 @@ def measure(name: str, sides: list[str], repeats: int, model: Path | None) -> di
             for side in sides if turn % 2 == 0 else reversed(sides):  # a machine that slows down is no side's loss
                 try:
                     with tempfile.TemporaryDirectory() as folder:
-                        turns[side].append(SIDES[side](name, Path(shared), Path(folder)))
+                        turns[side].append(SIDES[side](name, Path(shared), Path(folder), ranks))
                 except RuntimeError as error:
                     print(f"{name} {side}: left out, {error}", flush=True)
                     continue
                 print(f"{name} {side}: {[round(second, 3) for second in turns[side][-1]['seconds']]}", flush=True)
+                keep(summary(workload, turns))
+    return summary(workload, turns)
+
+
+def summary(workload: Workload, turns: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     found = {}
     for side, runs in turns.items():
-        if not runs:
-            continue
-        counted = [second for run in runs for second in run["seconds"][workload.warm_up :]]
-        found[side] = {"median": statistics.median(counted), "range": [min(counted), max(counted)], "turns": runs}
+        if runs:
+            counted = [second for run in runs for second in run["seconds"][workload.warm_up :]]
+            found[side] = {"median": statistics.median(counted), "range": [min(counted), max(counted)], "turns": runs}
     return found
 
 
 def table(name: str, found: dict[str, Any]) -> str:
     base = found.get("rft", {}).get("median")
-    lines = [f"| {name}: {WORKLOADS[name].what} | s a step, median (range) | times rft's |", "|---|---|---|"]
+    title = f"{name}: {WORKLOADS[name].what}"
+    lines = [f"| {title} | s a step, median (range) | times rft's | rollout, learn, sync s | MFU | peak GiB (planned) |", "|---|---|---|---|---|---|"]
     for side, item in found.items():
         low, high = item["range"]
         times = f"{item['median'] / base:.2f}" if base else ""
-        lines.append(f"| {side} | {item['median']:.3f} ({low:.3f} to {high:.3f}) | {times} |")
+        last = item["turns"][-1]
+        stages = ", ".join(f"{statistics.median(last['stages'][stage]):.2f}" for stage in ("rollout", "learn", "sync")) if "stages" in last else ""
+        share = f"{100 * last['mfu']:.1f}%" if last.get("mfu") else ""
+        planned = f" ({last['planned_gib']:.1f})" if last.get("planned_gib") else ""
+        peak = f"{last['peak_gib']:.1f}{planned}" if last.get("peak_gib") else ""
+        lines.append(f"| {side} | {item['median']:.3f} ({low:.3f} to {high:.3f}) | {times} | {stages} | {share} | {peak} |")
     return "\n".join(lines)
 
 
@@ -137,17 +159,24 @@ def main() -> None:
     parser.add_argument("workloads", nargs="+", choices=list(WORKLOADS), metavar="WORKLOAD", help=", ".join(WORKLOADS))
     parser.add_argument("--sides", default="rft,trl-tuned,trl-default,plain", help=", ".join(SIDES))
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs, or processes on a CPU; of rft alone")
     parser.add_argument("--model", type=Path, help="folder of the workload `real`")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     told = machine()
     card = re.sub(r"\W+", "-", told["card"] or "cpu").strip("-")
     for name in options.workloads:
-        found = measure(name, options.sides.split(","), options.repeats, options.model)
         typed = f"python -m benchmarks.against {name} --sides {options.sides} --repeats {options.repeats}"
+        typed += f" --ranks {options.ranks}" if options.ranks > 1 else ""
         typed += f" --model {options.model.name}" if options.model else ""
-        result = {"command": typed, "machine": told, "sides": found}
-        (options.out / f"against-{name}-{card}.json").write_text(json.dumps(result, indent=1) + "\n")
+        several = f"x{options.ranks}-" if options.ranks > 1 else ""
+        path = options.out / f"against-{name}-{several}{card}.json"
+
+        def keep(found: dict[str, Any], path: Path = path, typed: str = typed) -> None:
+            path.write_text(json.dumps({"command": typed, "machine": told, "sides": found}, indent=1) + "\n")
+
+        found = measure(name, options.sides.split(","), options.repeats, options.model, options.ranks, keep)
+        keep(found)
         print(f"\n{table(name, found)}\n", flush=True)
 
 

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+SCORER = "reward_model"
 FIRST_WORD = 3
 """Ids below are padding, end and unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """`steps` counted after `warm_up`; `micro_batch`: rows that go through the model at once when learning, on every side that is tuned."""
+    """`steps` counted after `warm_up`. `micro_batch`: rows that go through the model at once when learning, on every side that is tuned; 0: what the
+    plan takes, for rft alone. `sets`: of the recipe, which only rft has; `scorer`: a classifier of the same shape gives half of the reward."""
 
     what: str
     shape: str | None = None
@@ -31,9 +33,16 @@ class Workload:
     warm_up: int = 1
     steps: int
     dtype: str = "float32"
-    micro_batch: int
+    micro_batch: int = 0
     engine: str = "hf"
     lr: float = 1e-6
+    sets: tuple[str, ...] = ()
+    scorer: bool = False
+
+    @property
+    def for_all(self) -> bool:
+        """Whether the other sides can do the same."""
+        return self.micro_batch > 0 and not self.sets and not self.scorer
 
     @property
     def ends_early(self) -> bool:
@@ -64,10 +73,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model_type": "llama", "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
         "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True,
     },
+    "qwen2.5-3b": {
+        "model_type": "llama", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+    "qwen2.5-7b": {
+        "model_type": "llama", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4,
+    },
 }  # fmt: skip
 """All built as Llama, which takes a tokenizer of single words: the biases of Qwen's queries, keys and values are left out on every side."""
 
-GPU = {"dtype": "bfloat16", "engine": "vllm", "steps": 3, "micro_batch": 32}
+OURS: dict[str, Any] = {"dtype": "bfloat16", "engine": "vllm", "steps": 3}
+GPU: dict[str, Any] = {**OURS, "micro_batch": 32}
+STD: dict[str, Any] = {"prompts": 128, "samples": 8, "prompt_tokens": 256, "new_tokens": 1024, **OURS}
 # To add one: a row.
 WORKLOADS: dict[str, Workload] = {
     "c1": Workload(what="tiny, CPU", shape="tiny", prompts=8, samples=4, prompt_tokens=32, new_tokens=64, warm_up=2, steps=10, micro_batch=32),
@@ -81,8 +100,21 @@ WORKLOADS: dict[str, Workload] = {
     "cmp-1.5b": Workload(what="Qwen2.5-1.5B's shape", shape="qwen2.5-1.5b", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
     "cmp-smollm2": Workload(what="SmolLM2's shape", shape="smollm2", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
     "real": Workload(what="a model's own weights, real ends", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
-    "std-0.5b": Workload(what="W-std, 0.5B", shape="qwen2.5-0.5b", prompts=128, samples=8, prompt_tokens=256, new_tokens=1024, **GPU),
-    "std-1.5b": Workload(what="W-std, 1.5B", shape="qwen2.5-1.5b", prompts=128, samples=8, prompt_tokens=256, new_tokens=1024, **GPU),
+    "std-0.5b": Workload(what="W-std, 0.5B", shape="qwen2.5-0.5b", **STD),
+    "std-1.5b": Workload(what="W-std, 1.5B", shape="qwen2.5-1.5b", **STD),
+    "std-3b-zero2": Workload(what="W-std, 3B, ZeRO 2", shape="qwen2.5-3b", sets=("train.deepspeed.zero_stage=2",), **STD),
+    "std-3b-zero3": Workload(what="W-std, 3B, ZeRO 3", shape="qwen2.5-3b", sets=("train.deepspeed.zero_stage=3",), **STD),
+    "std-7b-zero2": Workload(what="W-std, 7B, ZeRO 2", shape="qwen2.5-7b", sets=("train.deepspeed.zero_stage=2",), **STD),
+    "std-7b-zero3": Workload(what="W-std, 7B, ZeRO 3", shape="qwen2.5-7b", sets=("train.deepspeed.zero_stage=3",), **STD),
+    "long-prompts": Workload(what="1.5B, long prompts", shape="qwen2.5-1.5b", prompts=32, samples=8, prompt_tokens=2048, new_tokens=256, **OURS),
+    "lora-7b": Workload(
+        what="7B, LoRA of rank 32", shape="qwen2.5-7b", prompts=32, samples=8, prompt_tokens=256, new_tokens=512,
+        sets=("models.policy.lora={rank: 32}", "train.optimizer.lr=1e-5"), **OURS,
+    ),
+    "ppo-0.5b": Workload(
+        what="0.5B, PPO with a critic and a reward model", shape="qwen2.5-0.5b", prompts=64, samples=4, prompt_tokens=256, new_tokens=512,
+        sets=("algorithm.advantage.kind=gae", "models.critic={}"), scorer=True, **OURS,
+    ),
 }  # fmt: skip
 
 
@@ -93,6 +125,8 @@ def prepare(workload: Workload, folder: Path) -> tuple[Path, Path]:
         if workload.ends_early:
             raise SystemExit("this workload needs real weights: --model FOLDER")
         _save_model(workload, model)
+    if workload.scorer and not (folder / SCORER).is_dir():
+        _save_model(workload, folder / SCORER, head="AutoModelForSequenceClassification", num_labels=1)
     if not prompts.is_file():
         texts = (_sums if workload.ends_early else _words)(workload, model, workload.prompts * (workload.warm_up + workload.steps))
         prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
@@ -116,18 +150,20 @@ def _sums(workload: Workload, model: Path, count: int) -> list[str]:
     return texts
 
 
-def _save_model(workload: Workload, folder: Path) -> None:
+def _save_model(workload: Workload, folder: Path, *, head: str = "AutoModelForCausalLM", **more: Any) -> None:
     import torch
+    import transformers
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoConfig, PreTrainedTokenizerFast
 
     assert workload.shape is not None
     shape = dict(SHAPES[workload.shape])
     torch.manual_seed(0)
-    config = AutoConfig.for_model(shape.pop("model_type"), **shape, pad_token_id=0, eos_token_id=1, bos_token_id=None)
-    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, workload.dtype)).save_pretrained(folder)
+    config = AutoConfig.for_model(shape.pop("model_type"), **shape, **more, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        getattr(transformers, head).from_config(config, dtype=getattr(torch, workload.dtype)).save_pretrained(folder)
     words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{number}": number for number in range(FIRST_WORD, config.vocab_size)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
