@@ -83,6 +83,7 @@ complete -c rft -n '__fish_seen_subcommand_from rewards' -F
 complete -c rft -n '__fish_seen_subcommand_from rewards' -l set -r -d 'Override a key: dotted.path=value, the value in YAML'
 complete -c rft -n '__fish_seen_subcommand_from rewards' -l rows -r -d 'How many rows, or completions of the file'
 complete -c rft -n '__fish_seen_subcommand_from rewards' -l completions -r -d 'Completions to score, one JSON object a line, such as a run\'s samples; default: references'
+complete -c rft -n '__fish_seen_subcommand_from rewards' -l no-models -d 'Load no scorer\'s model: its parts, and rewards with them, are left out'
 complete -c rft -n '__fish_seen_subcommand_from rewards' -l json -d 'Data as JSON on stdout, talk on stderr'
 complete -c rft -n '__fish_seen_subcommand_from rewards' -l help -d 'Show the options'
 complete -c rft -n '__fish_seen_subcommand_from samples' -F

@@ -50,9 +50,19 @@ def fill_desk(
     a scorer is partitioned."""
     if not plan.scorers:
         return
+    scorers = made_scorers(plan.scorers, world, device, search_path, warn)
+    caches = {spec.name: Cache(folder, spec, world.rank, files_of(spec, search_path)) for spec in plan.scorers if spec.cache}
+    world.barrier("scorers")  # nobody writes replies while another rank still reads what was kept
+    desk.fill(scorers, caches, Texts(policy_tokenizer).front)
+
+
+def made_scorers(
+    specs: Sequence[ScorerSpec], world: World, device: torch.device, search_path: Sequence[Path], warn: Warn
+) -> dict[str, Remote | Local]:
+    """Each by its name, ready to be asked; a checkpoint of several names is loaded once. UsageError for what is no such model."""
     held: dict[tuple[Any, ...], Held] = {}
     scorers: dict[str, Remote | Local] = {}
-    for spec in plan.scorers:
+    for spec in specs:
         if spec.service is not None:
             scorers[spec.name] = remote_scorer(spec, world.size)
         elif spec.kind == PYTHON:
@@ -60,12 +70,10 @@ def fill_desk(
         else:
             key = same_checkpoint(spec)
             if key not in held:
-                alike = [other.weights for other in plan.scorers if other.weights is not None and same_checkpoint(other) == key]
+                alike = [other.weights for other in specs if other.weights is not None and same_checkpoint(other) == key]
                 held[key] = Held.load(spec, device, offload=all(weights.offload for weights in alike))
             scorers[spec.name] = (ClassifierScorer if spec.kind == CLASSIFIER else JudgeScorer)(spec, held[key], world, warn)
-    caches = {spec.name: Cache(folder, spec, world.rank, files_of(spec, search_path)) for spec in plan.scorers if spec.cache}
-    world.barrier("scorers")  # nobody writes replies while another rank still reads what was kept
-    desk.fill(scorers, caches, Texts(policy_tokenizer).front)
+    return scorers
 
 
 @dataclass(slots=True, kw_only=True)
