@@ -209,3 +209,35 @@ def test_models_are_left_out_when_that_is_asked_for(capsys: pytest.CaptureFixtur
     assert [sample["reward"] for sample in found["samples"]] == [None, parts["plain", "service"]["mean"]]
     shown = capsys.readouterr().out
     assert "without large" in shown and "large left out" in shown and "without --no-models their models are loaded" in shown
+
+
+def test_a_held_out_completion_finds_the_row_of_its_own_set(capsys: pytest.CaptureFixture[str]) -> None:
+    """Training and evaluation may have sets of one name, whose rows have the same ids; `@ema` marks a set under the running mean of the weights."""
+    Path("held_out.jsonl").write_text('{"prompt": "4+4=", "answer": "8", "level": 5}\n')
+    write(*({"completion": "8", "prompt_id": "train:0"} | more for more in ({}, {"set": "train"}, {"set": "train@ema"})))
+    code, found = tried(capsys, "--completions", "c.jsonl", "--set", "data.eval={train: {path: held_out.jsonl}}")
+    assert code == EXIT_OK
+    said = [(line["reference"], line["extra"]["level"], line["parts"]["math_answer"]["value"]) for line in found["samples"]]
+    assert said == [("2", 1, 0.0), ("8", 5, 1.0), ("8", 5, 1.0)]
+
+
+def test_one_ctrl_c_ends_it_whatever_a_function_does(tmp_path: Path) -> None:
+    Path("mine_for_tests.py").write_text("import pathlib, time\ndef f(completion):\n    pathlib.Path('called').touch()\n    time.sleep(3600)\n")
+    command = [sys.executable, "-m", "rftcli", "rewards", "try", "r.yaml"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    took = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
+    try:
+        deadline = time.monotonic() + 120
+        while not Path("called").exists():
+            assert took.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        took.send_signal(signal.SIGINT)
+        _, said = took.communicate(timeout=60)
+    finally:
+        took.kill()
+    assert took.returncode == EXIT_INTERRUPTED and said.splitlines()[-1] == "interrupted" and "Traceback" not in said
+
+
+def heard() -> None:
+    """A shell lets what it starts in the background ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
