@@ -1,6 +1,6 @@
 """`rft explain`: what a key takes, its default, its meaning and its rules, or what a rule says. Everything comes from `sections` and `rules`.
 
-What is left out: topics, which are pages of the documentation.
+Estimators, losses and other kinds have pages of their own (`methods`), and so have presets (`presets`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from rftcli.errors import UsageError
 from rftcli.recipe.finding import REQUIRED, RewardRule
 from rftcli.recipe.kinds import ANY_KEY, Key, Kind, fields_of, key_table, keys, pattern_of, show_pattern
 from rftcli.recipe.layers import preset_names, shipped_recipes
+from rftcli.recipe.methods import FAMILIES, NEEDED_WORD, method_page, named, unknown_name
 from rftcli.recipe.names import SURE, closest, either
 from rftcli.recipe.not_yet import VALUES, key_reason
 from rftcli.recipe.paths import parse_path
@@ -25,11 +26,18 @@ MOST_MEANT = 8
 RULES_TOPIC = "rules"
 """Lists the reward rules, as the key that takes their names does."""
 RULE_KEY = ("rewards", ANY_KEY, "parts", ANY_KEY, "rule")
+RULE_PREFIX = "rule:"
+PAGES_OF_VALUES = {
+    ("algorithm", "advantage", "kind"): "advantage", ("algorithm", "loss", "kind"): "loss", ("algorithm", "loss", "correction", "kind"): "correction",
+    ("algorithm", "kl", "estimator"): "kl", ("models", "scorers", ANY_KEY, "kind"): "scorer",
+}  # fmt: skip
+"""Key -> the prefix of the pages about its values."""
 
 
 def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | None = None) -> str:
     """The explanation of a key (`rollout.temperature`, `data.train[0].path`, `rewards.math`), of a rule's code (`group-of-one`), or of one of the
-    reward `rules`, by name, or of a preset (`preset:dapo`); None: the sections of a recipe and the names of presets.
+    reward `rules`, by name (`exact`, `rule:exact`), of a preset (`preset:dapo`), or of a kind (`loss:gspo`, see `methods`); None: the sections of a
+    recipe and what else there are pages of.
 
     Raises UsageError with the nearest names if there is no such key or rule.
     """
@@ -37,11 +45,20 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
     if path_or_code is None:
         presets = f"presets: {', '.join(preset_names(shipped_recipes()))}. `rft explain {PREFIX}NAME` says more."
         sections = _members(Kind(section=Recipe), ())
-        return _page("A recipe", "What a person wants, whole. `rft explain KEY` says more.", [], sections) + f"\n  {presets}\n"
+        kinds = "".join(f"  {name}:NAME  {', '.join(family.names)}\n" for name, family in FAMILIES.items())
+        shown = f"  rule:NAME  {', '.join(rules)}\n" if rules else ""
+        return f"{_page('A recipe', 'What a person wants, whole. `rft explain KEY` says more.', [], sections)}\n  {presets}\n\n{kinds}{shown}"
     if path_or_code in (RULES_TOPIC, RULES_TOPIC.removesuffix("s")):
         path_or_code = show_pattern(RULE_KEY)
     if path_or_code.startswith(PREFIX):
         return preset_page(path_or_code.removeprefix(PREFIX))
+    prefix, colon, name = path_or_code.partition(":")
+    if colon and prefix in FAMILIES:
+        return method_page(prefix, name)
+    if path_or_code.startswith(RULE_PREFIX):
+        return _named_rule(name, rules)
+    if colon and prefix.isidentifier():
+        raise unknown_name(path_or_code)
     if path_or_code in RULES:
         return _rule(path_or_code)
     if path_or_code in CODES:
@@ -110,6 +127,8 @@ def _key(key: Key, values: list[tuple[str, str]]) -> str:
         rows.append(("default", "none: the key is needed"))
     elif kind.section is None or kind.null:
         rows.append(("default", as_yaml(default_of(key.info))))
+    prefix = PAGES_OF_VALUES.get(tuple(key.pieces))
+    rows += [("pages", f"`rft explain {prefix}:NAME` of each")] if prefix is not None else []
     later = VALUES.get(key.pattern, {})
     rows += [("not yet", ", ".join(later))] if later else []
     rows += [("rule", f"{code}: {rule.text}") for code, rule in RULES.items() if key.pattern in rule.about]
@@ -131,11 +150,21 @@ def _rule(code: str) -> str:
     return _page(code, rule.text, [("about", ", ".join(rule.about))], [])
 
 
+def _named_rule(name: str, rules: Mapping[str, RewardRule]) -> str:
+    if name in rules:
+        return _reward_rule(name, rules[name])
+    found = [f"{RULE_PREFIX}{item}" for item in closest(name, rules)] or named(name)
+    hint = f"did you mean {either(found)}?" if found else f"rules: {', '.join(rules)}"
+    raise UsageError(f"there is no `{RULE_PREFIX}{name}`", hint=hint)
+
+
 def _reward_rule(name: str, rule: RewardRule) -> str:
     def default(value: Any) -> str:
-        return "needed" if value == REQUIRED else f"default {as_yaml(value)}"
+        return NEEDED_WORD if value == REQUIRED else f"default {as_yaml(value)}"
 
-    options = [(option, default(value)) for option, value in rule.options.items()]
+    values = {option: default(value) for option, value in rule.options.items()}
+    width = max(map(len, values.values()), default=0)
+    options = [(option, f"{value:<{width}}  {' - '.join(rule.words[option])}") for option, value in values.items()]
     rows = [("is", f"a reward rule, as in `rewards: {{default: [{{rule: {name}}}]}}`")]
     return _page(name, f"{rule.summary[0].upper()}{rule.summary[1:]}.", rows, options)
 
@@ -151,15 +180,16 @@ def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tupl
 
 def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRule]) -> UsageError:
     word = pattern[-1]
-    if given in preset_names(shipped_recipes()):
-        return UsageError(f"there is no key and no rule `{given}`", hint=f"did you mean `{PREFIX}{given}`?")
+    pages = [*named(given), *([f"{PREFIX}{given}"] if given in preset_names(shipped_recipes()) else [])]
+    if pages:
+        return UsageError(f"there is no key and no rule `{given}`", hint=f"did you mean {either(pages)}?")
     beside = {key.name: key.pattern for key in keys() if key.pieces[:-1] == pattern[:-1]}
-    named = closest(word, {key.name for key in keys()}, SURE)
+    alike = closest(word, {key.name for key in keys()}, SURE)
     found = (
         _keys_with(word, pattern[:-1])
         or closest(given, [*RULES, *CODES, *rules], SURE)
         or [beside[name] for name in closest(word, beside)]
-        or [key.pattern for key in keys() if key.name in named]
+        or [key.pattern for key in keys() if key.name in alike]
         or closest(given, [*RULES, *rules, *(key.pattern for key in keys())])
     )
     hint = f"did you mean {either(found[:MOST_MEANT])}?" if found else "`rft explain` lists the sections, `rft explain rollout` a section's keys"

@@ -56,7 +56,8 @@ def try_rewards(
     plan = reward_plan(recipe, str(folder))
     if completions is None:
         rows = list(islice(_rows(loaded, folder, count or ROWS), count or ROWS))
-        what, found = "the rows' own references as answers", [_of_reference(row, index, recipe.models.policy.chat.system) for index, row in enumerate(rows)]
+        system = recipe.models.policy.chat.system
+        what, found = "the rows' own references as answers", [_of_reference(row, index, system) for index, row in enumerate(rows)]
         places, recorded, shown = [row.place for row in rows], [None] * len(rows), False
     else:
         lines = list(islice(read_lines(completions), count))
@@ -70,7 +71,7 @@ def try_rewards(
         shown = any("prompt" in line.record and not completion.prompt.messages for line, completion in zip(lines, found, strict=True))
     specs, device = _scorers(loaded, plan.labels, models=models)
     left_out = {} if models else _left_out(plan.labels, specs)
-    labels = {label: tuple(_never_stops(part) if part.name in left_out.get(label, ()) else part for part in own) for label, own in plan.labels.items()}
+    labels = {label: _never_stopping(parts, left_out.get(label, ())) for label, parts in plan.labels.items()}
     desk = Desk(spec.name for spec in specs)
     if models and any(spec.service is None for spec in specs):
         _load_models(desk, specs, loaded, folder, device, say, with_front=shown)
@@ -123,8 +124,9 @@ def _left_out(labels: Mapping[str, Sequence[PartSpec]], specs: Sequence[ScorerSp
     return {label: parts for label, parts in found.items() if parts}
 
 
-def _never_stops(part: PartSpec) -> PartSpec:
-    return replace(part, on_error="fail_sample")
+def _never_stopping(parts: Sequence[PartSpec], names: Sequence[str]) -> tuple[PartSpec, ...]:
+    """What is left out ends nothing."""
+    return tuple(replace(part, on_error="fail_sample") if part.name in names else part for part in parts)
 
 
 def _without(sample: ScoredSample, names: Sequence[str]) -> ScoredSample:

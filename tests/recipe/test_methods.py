@@ -1,0 +1,128 @@
+"""`rft explain loss:gspo` and its like: what they say is what documentation, sections and tables say, and nothing is without a word."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rftcli.algo.advantages import ADVANTAGES
+from rftcli.algo.kl import KLS
+from rftcli.algo.losses import LOSSES
+from rftcli.errors import RecipeError, UsageError
+from rftcli.recipe.explain import explain
+from rftcli.recipe.kinds import keys
+from rftcli.recipe.load import load_text
+from rftcli.recipe.methods import CORRECTION_KEYS, FAMILIES, estimator_keys, loss_keys, shipped_pages
+from rftcli.recipe.scorer_rules import KEYS
+from rftcli.recipe.sections.loss import LOSS_OPTIONS, NAMED_OPTIONS, OPTION_MEANINGS
+from rftcli.rewards.rules import RULES, TYPES
+
+ALL = [(prefix, name) for prefix, family in FAMILIES.items() for name in family.names]
+TABLES = {"advantage": ADVANTAGES, "loss": LOSSES}
+BASE = "models: {policy: {path: org/m}}\ndata: {train: {path: t.jsonl}}\nrewards: {default: [{rule: exact}]}\ntrain: {steps: 1}\n"
+
+
+@pytest.mark.parametrize(("prefix", "name"), ALL)
+def test_every_kind_has_a_page_with_all_its_knobs(prefix: str, name: str) -> None:
+    page = explain(f"{prefix}:{name}")
+    family = FAMILIES[prefix]
+    assert page.startswith(f"{prefix}:{name}\n\n  ") and "\n  used  " in page and f"\n  page  {shipped_pages()}" in page
+    knobs = family.knobs(name)
+    assert all(knob.meaning and knob.default and f"  {knob.key} " in page for knob in knobs)
+    patterns = {key.pattern for key in keys()}
+    assert all(knob.key in patterns or ".options." in knob.key for knob in knobs)
+
+
+def test_families_are_the_tables() -> None:
+    assert set(FAMILIES["advantage"].names) == set(ADVANTAGES) and set(FAMILIES["loss"].names) == set(LOSSES)
+    assert set(FAMILIES["kl"].names) == set(KLS) and set(FAMILIES["scorer"].names) == set(KEYS)
+
+
+@pytest.mark.parametrize(("prefix", "name"), [pair for pair in ALL if pair[0] in TABLES and pair[1] != "python"])
+def test_a_page_has_the_papers_of_its_row_and_what_differs_elsewhere(prefix: str, name: str) -> None:
+    page = explain(f"{prefix}:{name}")
+    assert re.search(r"\belsewhere\b", page, re.IGNORECASE), "what other implementations do differently"
+    whole = page if prefix == "advantage" else (shipped_pages() / "algorithms/losses.md").read_text()
+    for paper in re.findall(r"arXiv:[\d.]+\d", TABLES[prefix][name].source):
+        assert paper in whole, f"{prefix}:{name} does not name {paper}"
+
+
+def test_every_option_of_a_loss_has_a_meaning_and_is_a_knob() -> None:
+    assert {kind: set(options) for kind, options in LOSS_OPTIONS.items() if options} == {kind: set(words) for kind, words in OPTION_MEANINGS.items()}
+    for kind, row in LOSSES.items():
+        named = {key.removeprefix("options.") for key in loss_keys(kind)}
+        assert set(row.options) <= named, kind
+        assert named <= {*row.options, *NAMED_OPTIONS[kind], *LOSS_OPTIONS[kind], "aggregate", "old", "correction", "python", "options"}, kind
+
+
+def test_every_option_of_a_rule_has_a_meaning() -> None:
+    for name, rule in RULES.items():
+        page = explain(f"rule:{name}", RULES)
+        assert page == explain(name, RULES)
+        for option, (what, meaning) in rule.words.items():
+            assert re.search(rf"^  {option} .*{re.escape(what)} - {re.escape(meaning)}$", page, re.MULTILINE)
+    assert all(meaning.endswith(".") and len(meaning.split()) > 3 for _, _, meaning in TYPES.values())
+
+
+def test_every_key_of_an_estimator_or_a_scorer_has_a_meaning() -> None:
+    described = {key.pattern for key in keys() if key.info.description}
+    assert {f"algorithm.advantage.{key}" for kind in ADVANTAGES for key in estimator_keys(kind)} <= described
+    assert {f"models.scorers.NAME.{key}" for own in KEYS.values() for key in own} <= described
+
+
+OTHER = {"cap": "3", "level": "sequence", "batch_normalise": "true", "band": "[0.1, 7]", "gate": "tv", "bound": "0.5"}
+
+
+@pytest.mark.parametrize("kind", CORRECTION_KEYS)
+def test_a_correction_has_the_knobs_that_it_may_be_given(kind: str) -> None:
+    """Every key that is not among them is refused."""
+    more = {"reject": "reject: {by: k1, band: [0.9, 1.1]}"}.get(kind)
+    for key, value in OTHER.items():
+        needed = {"gate": "bound: 0.5", "bound": "gate: tv"}.get(key)
+        parts = [f"kind: {kind}", f"{key}: {value}", *(text for text in (more, needed if kind == "mask" else None) if text)]
+        text = f"{BASE}algorithm: {{loss: {{correction: {{{', '.join(parts)}}}}}}}\nrollout: {{engine: vllm}}\n"
+        try:
+            load_text(text, env={})
+            taken = True
+        except RecipeError as error:
+            assert f"correction.{key}  has no effect" in error.message
+            taken = False
+        assert taken == (key in CORRECTION_KEYS[kind]), (kind, key)
+
+
+@pytest.mark.parametrize(
+    ("topic", "hint"),
+    [
+        ("loss:gpso", "did you mean `loss:gspo`?"),
+        ("loss:grpo", "did you mean `advantage:grpo`?"),
+        ("advantage:ppo_clip", "did you mean `loss:ppo_clip`?"),
+        ("advantage:groupnorm", "advantage: grpo, rloo"),
+        ("correction:trunc", "did you mean `correction:truncate`?"),
+        ("estimator:grpo", "did you mean `advantage:grpo`?"),
+        ("nothing:zzz", "there are advantage, loss, correction, kl, scorer"),
+        ("gspo", "did you mean `loss:gspo` or `preset:gspo`?"),
+        ("rloo", "did you mean `advantage:rloo` or `preset:rloo`?"),
+        ("rule:exat", "did you mean `rule:exact`?"),
+        ("rule:gspo", "did you mean `loss:gspo`?"),
+        ("loss:", "loss: ppo_clip, "),
+    ],
+)
+def test_unknown_names(topic: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        explain(topic, RULES)
+    assert caught.value.hint is not None and caught.value.hint.startswith(hint) and caught.value.exit_code == 2
+
+
+def test_the_overview_and_the_keys_lead_to_the_pages() -> None:
+    overview = explain(None, RULES)
+    assert all(f"{prefix}:NAME" in overview for prefix in (*FAMILIES, "rule"))
+    assert "pages    `rft explain loss:NAME` of each" in explain("algorithm.loss.kind")
+    assert "`rft explain scorer:NAME` of each" in explain("models.scorers.judge.kind")
+
+
+def test_defaults_are_those_of_the_kind() -> None:
+    knobs = {knob.key: knob.default for knob in FAMILIES["loss"].knobs("gspo")}
+    assert (knobs["algorithm.loss.clip_low"], knobs["algorithm.loss.aggregate"]) == ("0.0003", "sequence_mean")
+    assert {knob.key: knob.default for knob in FAMILIES["loss"].knobs("cispo")}["algorithm.loss.clip_high"] == "needed"
+    assert {knob.key: knob.default for knob in FAMILIES["scorer"].knobs("http")}["models.scorers.NAME.urls"] == "needed"
