@@ -14,7 +14,7 @@ def explain(
     topic: Annotated[
         str | None,
         typer.Argument(
-            help="A recipe key (rollout.temperature), a kind (advantage:grpo, loss:gspo, correction:mask, kl:k3, scorer:http), a reward rule (rule:exact), "
+            help="A recipe key (rollout.temperature), a kind (advantage:grpo, loss:gspo, correction:mask, kl:k3, scorer:http), a rule (rule:exact), "
             "a preset (preset:dapo) or a problem's code; none: what there is.",
             show_default=False,
         ),

@@ -175,10 +175,16 @@ def _scorer_use(kind: str) -> str:
 
 FAMILIES: dict[str, Family] = {
     "advantage": Family(
-        names=fields_of(Advantage)["kind"].choices, words=_whole, knobs=_advantage_knobs, use=lambda kind: f"algorithm: {{advantage: {{kind: {kind}}}}}"
+        names=fields_of(Advantage)["kind"].choices,
+        words=_whole,
+        knobs=_advantage_knobs,
+        use=lambda kind: f"algorithm: {{advantage: {{kind: {kind}}}}}",
     ),
     "loss": Family(
-        names=tuple(LOSS_OPTIONS), words=_part("algorithms/losses.md", _words_have), knobs=_loss_knobs, use=lambda kind: f"algorithm: {{loss: {{kind: {kind}}}}}"
+        names=tuple(LOSS_OPTIONS),
+        words=_part("algorithms/losses.md", _words_have),
+        knobs=_loss_knobs,
+        use=lambda kind: f"algorithm: {{loss: {{kind: {kind}}}}}",
     ),
     "correction": Family(
         names=tuple(CORRECTION_KEYS),

@@ -76,13 +76,19 @@ TYPES: dict[str, tuple[str, tuple[type, ...], str]] = {
     "articles": ("true or false", (bool,), "Whether a, an and the count as words."),
     "buffer": ("a whole number of tokens", (int,), "Tokens below `limit` over which the penalty grows."),
     "casefold": ("true or false", (bool,), "Whether upper and lower case are the same."),
-    "checks": ("a list or null", (list, tuple, type(None)), "Instructions of every row, as [{id: .., its arguments}]; null: the row's columns `instruction_id_list` and `kwargs`."),
+    "checks": (
+        "a list or null",
+        (list, tuple, type(None)),
+        "Instructions of every row, as [{id: .., its arguments}]; null: the row's columns `instruction_id_list` and `kwargs`.",
+    ),
     "choices": ("text", (str,), "Letters that there are to choose from, as one text."),
     "dotall": ("true or false", (bool,), "Whether `.` matches line ends too."),
     "extract": ("text", (str,), "Which part of the text is the answer: whole, last_line, answer_tag or last_number."),
     "fence": ("true or false", (bool,), "code: whether the program is the last fenced block; JSON: whether it may stand in a fence."),
     "full": ("true or false", (bool,), "Whether the pattern has to match the whole text."),
-    "group": ("a group's name or number, or null", (str, int, type(None)), "Group of the last match that has to equal the reference; null: none has to."),
+    "group": (
+        "a group's name or number, or null", (str, int, type(None)), "Group of the last match that has to equal the reference; null: none has to.",
+    ),  # fmt: skip
     "ignore_case": ("true or false", (bool,), "Whether upper and lower case are the same in the pattern."),
     "isolated": ("true or false", (bool,), "Whether to refuse to run where the tests cannot be cut off from network and other processes."),
     "limit": ("a whole number of tokens", (int,), "Length at which the end of the scale is reached."),

@@ -39,7 +39,10 @@ OPTION_MEANINGS: dict[str, dict[str, str]] = {
         "low": "Covariance above which a token may be chosen.",
         "high": "Covariance below which a token may be chosen.",
     },
-    "kl_cov": {"share": f"{_SHARE} Those of highest covariance pay the penalty.", "beta": "Coefficient of the penalty, |new - old| of a chosen token."},
+    "kl_cov": {
+        "share": f"{_SHARE} Those of highest covariance pay the penalty.",
+        "beta": "Coefficient of the penalty, |new - old| of a chosen token.",
+    },
     "reinforce": {"importance_weight": "Whether the log-prob is weighted with the ratio of new to old policy, which has no bound."},
     "dro": {"beta": "Coefficient of the parabola around the old log-prob: how strongly a token is held there."},
 }
