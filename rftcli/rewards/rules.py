@@ -88,7 +88,7 @@ TYPES: dict[str, tuple[str, tuple[type, ...], str]] = {
     "full": ("true or false", (bool,), "Whether the pattern has to match the whole text."),
     "group": (
         "a group's name or number, or null", (str, int, type(None)), "Group of the last match that has to equal the reference; null: none has to.",
-    ),  # fmt: skip
+    ),
     "ignore_case": ("true or false", (bool,), "Whether upper and lower case are the same in the pattern."),
     "isolated": ("true or false", (bool,), "Whether to refuse to run where the tests cannot be cut off from network and other processes."),
     "limit": ("a whole number of tokens", (int,), "Length at which the end of the scale is reached."),
