@@ -81,7 +81,7 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
     inner = None if above is None or pattern[-1] != ANY_KEY else above.kind.items or above.kind.values
     if inner is None or inner.section is None:
         raise _unknown(path_or_code, pattern, rules)
-    return _page(show_pattern(pattern), str(inner.section.__doc__), [], _members(inner, pattern))
+    return _page(show_pattern(pattern), str(inner.section.__doc__), _laid_on(inner), _members(inner, pattern))
 
 
 CODES: dict[str, str] = {
@@ -96,7 +96,8 @@ CODES: dict[str, str] = {
     "should do neither.",
     "variable": "A `${VAR}` names a variable of the environment that is not set, or no variable.",
     "bad-extends": "A recipe that is built on cannot be read, or is built on this one.",
-    "bad-set": "A `--set` is not of the form PATH=VALUE, or its path leads nowhere.",
+    "bad-set": "A `--set` is not of the form PATH=VALUE, or its path leads nowhere. A mapping is merged into what the recipe has there, a list "
+    "takes its place, null takes it out.",
     "no-recipe": "The recipe's file cannot be read.",
 }
 """Code of a problem that is no rule's -> what it says. Those of rules are in `rules.RULES`."""
@@ -129,10 +130,18 @@ def _key(key: Key, values: list[tuple[str, str]]) -> str:
         rows.append(("default", as_yaml(default_of(key.info))))
     prefix = PAGES_OF_VALUES.get(tuple(key.pieces))
     rows += [("pages", f"`rft explain {prefix}:NAME` of each")] if prefix is not None else []
+    rows += _laid_on(kind)
     later = VALUES.get(key.pattern, {})
     rows += [("not yet", ", ".join(later))] if later else []
     rows += [("rule", f"{code}: {rule.text}") for code, rule in RULES.items() if key.pattern in rule.about]
     return _page(key.pattern, str(key.info.description), rows, values or _members(kind, key.pieces))
+
+
+def _laid_on(kind: Kind) -> list[tuple[str, str]]:
+    """What a value does to one that is written already, with `--set` and with `extends`."""
+    if kind.section is not None or kind.values is not None:
+        return [("--set", "a mapping is merged into what is written; KEY=null takes that out first")]
+    return [("--set", "a list takes the place of what is written")] if kind.items is not None else []
 
 
 def _members(kind: Kind, pieces: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -63,6 +63,13 @@ class Kind:
         return ", ".join(parts[:-1]) + f" or {parts[-1]}" if len(parts) > 1 else parts[0]
 
 
+def sub_keys(kind: Kind | None) -> tuple[str, ...]:
+    """Keys of a section that takes nothing but a mapping (or null); empty for any other kind."""
+    if kind is None or kind.section is None or kind.words().removesuffix(" or null") != "a mapping":
+        return ()
+    return tuple(fields_of(kind.section))
+
+
 def plural(kind: Kind) -> str:
     return "mappings" if kind.section else "integers" if kind.integer else "numbers" if kind.number else "texts"
 

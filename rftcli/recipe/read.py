@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from rftcli.recipe import scalars
 from rftcli.recipe.expand import ExpansionError, Unexpanded, expand, keep_references, resolve
-from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, null_has_a_meaning, pattern_of
+from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, null_has_a_meaning, pattern_of, sub_keys
 from rftcli.recipe.names import did_you_mean, suggest_key
 from rftcli.recipe.not_yet import key_reason, value_reason
 from rftcli.recipe.paths import KeyPath, format_path
@@ -161,7 +161,7 @@ class Reader:
             if kind == Kind(choices=kind.choices):
                 return self._note(path, place, f"unknown value `{_quote(text)}`", label=label, allowed=choices, code="unknown-value")
         got = _got(node, text, kind)
-        return self._note(path, place, f"must be {kind.words()}, got {got}", label=label or _fix(node, kind, text))
+        return self._note(path, place, f"must be {kind.words()}, got {got}", label=label or _fix(node, kind, text), allowed=sub_keys(kind))
 
     def _note(
         self,
@@ -177,6 +177,11 @@ class Reader:
         self.doubtful.add(path)
         self.problems.append(Problem(code=code, path=format_path(path), message=message, place=place, label=label, allowed=allowed, hint=hint))
         return UNREADABLE
+
+
+def to_write(node: Scalar, kind: Kind) -> str | None:
+    """What to write instead of a scalar that is no value of its key, where it is plain to see."""
+    return _fix(node, kind, node.text)
 
 
 def _concrete(meant: tuple[str, ...], path: KeyPath) -> KeyPath:
