@@ -5,7 +5,7 @@ What was found out about unchanged files comes from the cache of `probe.cache`. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,11 @@ def sets_of(loaded: LoadedRecipe) -> tuple[list[SetKey], list[SetKey]]:
 
 def check_lengths(
     loaded: LoadedRecipe, model: ModelFacts, tokenizer_revision: str | None, folder: Path, problems: list[Problem], tables: Tables, *,
-    first_streamed: int, teacher: ModelFacts | None = None,
+    first_streamed: int, teacher: ModelFacts | None = None, only_known: bool = False,
 ) -> tuple[Measured, list[str]]:  # fmt: skip
     """Lengths of all prompts, and warnings about drops and cuts. Prompts that are refused, sets with nothing left and chat settings that do not
-    work are problems at their place, and so is a `teacher` with other tokens. `tokenizer_revision`: of a tokenizer of its own."""
+    work are problems at their place, and so is a `teacher` with other tokens. `tokenizer_revision`: of a tokenizer of its own. `only_known`: nothing
+    is measured, which takes a tokenizer; said is what an earlier plan has found out about the same files."""
     train, held_out = sets_of(loaded)
     policy = loaded.recipe.models.policy
     job = MeasureJob(
@@ -82,7 +83,9 @@ def check_lengths(
         teacher=None if teacher is None else teacher.path,
         teacher_revision=None if teacher is None else teacher.revision,
     )
-    known = _cached(_key_of_lengths(job, folder), Measured, lambda: measure(job, tables))
+    known = _cached(_key_of_lengths(job, folder), Measured, None if only_known else lambda: measure(job, tables))
+    if known is None:
+        return Measured(train=(), eval=(), troubles=()), []
     raise_machine(known)
     places = {item.spec.name: item.place for item in (*held_out, *train)}
     for trouble in known.troubles:
@@ -184,12 +187,13 @@ def _states(items: Sequence[SetKey], folder: Path) -> list[cache.FileState] | No
     return found if cache.settled(found) else None
 
 
-def _cached(key: tuple[Any, ...] | None, cls: type[Any], find: Any) -> Any:
+def _cached(key: tuple[Any, ...] | None, cls: type[Any], find: Callable[[], Any] | None) -> Any:
+    """`find` None: None where nothing is known."""
     if key is None:
-        return find()
+        return None if find is None else find()
     entry = cache.entry(cache.user_cache_dir(), CACHE_FORMAT, *key)
     known = cache.load(entry, cls)
-    if known is None:
+    if known is None and find is not None:
         known = find()
         cache.store(entry, known)
     return known

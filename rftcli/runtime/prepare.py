@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,19 +28,19 @@ from rftcli.probe.lengths import LengthFacts
 from rftcli.probe.machine import OtherMachine, machine_facts
 from rftcli.probe.model import model_facts, tokenizer_commit
 from rftcli.recipe.layers import shipped_recipes
-from rftcli.recipe.load import LoadedRecipe, load_recipe
+from rftcli.recipe.load import Further, LoadedRecipe, load_recipe
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.sections import Recipe
 from rftcli.recipe.written import escaped, written_recipe
-from rftcli.rewards.answers import READERS, reads_answers
 from rftcli.rewards.rules import RULES, needs_reference, require_package
 from rftcli.runtime import checks
+from rftcli.runtime.early_checks import check_positions, check_sampled_labels, check_votes, few_prompts
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
 from rftcli.runtime.packages import require_packages
-from rftcli.runtime.recipe_checks import estimator_problems, form_problems, loss_problems, observer_problems, recipe_file, reward_problems
-from rftcli.runtime.scorer_checks import scorer_facts, scorer_problems, scorer_warnings
+from rftcli.runtime.recipe_checks import own_problems, recipe_file
+from rftcli.runtime.scorer_checks import scorer_facts, scorer_warnings
 
 ROWS_LOOKED_AT = 1000
 """Rows that `validate-recipe` reads of every set; a run reads them all."""
@@ -100,15 +100,15 @@ def recipe_path(given: Path) -> Path:
     raise UsageError(f"there is no file or directory `{given}` and no shipped recipe of that name{meant}", hint=hint)
 
 
-def load(given: Path, sets: Sequence[str], *, text: str | None = None, elsewhere: bool = False) -> LoadedRecipe:
+def load(
+    given: Path, sets: Sequence[str], *, text: str | None = None, elsewhere: bool = False, further: Further = own_problems
+) -> LoadedRecipe:
     """The recipe, schema and cross-field rules checked. RecipeError with every problem. `text` takes the place of the file's own. `elsewhere`: it is
-    for a machine of its own, where other packages may be installed."""
+    for a machine of its own, where other packages may be installed. `further`: what else is looked at where rules are broken."""
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     path = recipe_path(given) if text is None else given
-    loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text)
-    own = [*reward_problems(loaded), *form_problems(loaded), *observer_problems(loaded), *loss_problems(loaded), *estimator_problems(loaded)]
-    loaded.raise_problems(own)
-    loaded.raise_problems(scorer_problems(loaded, recipe_file(loaded).resolve().parent))
+    loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text, further=further)
+    loaded.raise_problems(own_problems(loaded))
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
             if part.kind == "rule":
@@ -166,18 +166,21 @@ def prepare(
     plan = _compile(loaded, facts, reference, critic, problems, scorers, teacher)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
-    warnings += _few_prompts(plan, train_rows)
+    warnings += few_prompts(plan, train_rows)
     return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=tuple(warnings), lengths=lengths, sets=tuple(sets))
 
 
 def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None) -> Checked:
     """Everything that can be said without starting anything; the batch for `ranks` if given, else for which rank counts it works."""
     _refuse_both(ranks, gpus)
-    loaded = load(given, sets)
+    loaded = load(given, sets, further=_all_further)
     recipe = loaded.recipe
     problems: list[Problem] = []
     if recipe.models.policy.path.startswith(("builtin:", "/")):  # a hub id is not asked for: this command needs no network
-        _model(loaded, "models.policy.path", recipe.models.policy.path, problems)
+        policy = _model(loaded, "models.policy.path", recipe.models.policy.path, problems)
+        check_positions(loaded, policy, problems)
+    else:
+        policy = None
     scorer_facts(loaded, problems, os.environ, hub=False)
     tables = Tables()
     _, warnings = _scan(loaded, problems, tables, first=ROWS_LOOKED_AT)
@@ -185,6 +188,9 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
     if not problems:
         folder = recipe_file(loaded).resolve().parent
         warnings += checks.check_rows(loaded, folder, problems, tables, first=ROWS_LOOKED_AT, first_streamed=ROWS_LOOKED_AT)
+        if policy is not None and recipe.models.teacher is None:
+            known = {"first_streamed": STREAMED_ROWS_LOOKED_AT, "only_known": True}
+            warnings += checks.check_lengths(loaded, policy, None, folder, problems, tables, **known)[1]
     refusal = batchmath.refusal(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, ranks or gpus)
     if refusal is not None:
         problems.append(loaded.problem("batch.prompts_per_step", refusal, hint="`rft explain batch.prompts_per_step`"))
@@ -196,6 +202,14 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
     loaded.raise_problems(problems)
     fitting = batchmath.valid_ranks(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, 1024)
     return Checked(summary=f"({recipe.batch.prompts_per_step} prompts a step run on {_listed(fitting)} ranks)", warnings=tuple(warnings))
+
+
+def _all_further(loaded: LoadedRecipe, broken: Collection[str]) -> list[Problem]:
+    """Functions that are not there, and what the data say, unless the rules about data are broken."""
+    problems = own_problems(loaded)
+    if not any(code.startswith("data-") or code in ("label-without-reward", "reference-pattern", "supervised-source") for code in broken):
+        _scan(loaded, problems, Tables(), first=ROWS_LOOKED_AT)
+    return problems
 
 
 def _listed(numbers: list[int]) -> str:
@@ -342,14 +356,8 @@ def _scan(loaded: LoadedRecipe, problems: list[Problem], tables: Tables, *, firs
     else:
         _check_labels(loaded, recipe, "rewards", scan.train.sets, problems, warnings)
         _check_labels(loaded, scoring(recipe), "eval.rewards", scan.eval.sets, problems, warnings)
-    read = {label for one in scan.train.sets for label in one.labels}
-    if first is None and not any(spec.streaming for spec in train) and read:
-        for label in [label for label in recipe.rollout.by_label if label not in read]:
-            hint = f"labels of the training sets: {', '.join(sorted(read))}"
-            problems.append(loaded.problem(f"rollout.by_label.{label}", f"no training row has the label `{label}`", hint=hint))
-    if recipe.eval.vote_k and not any(map(reads_answers, reward_parts(scoring(recipe)).values())):
-        hint = f"rules that do: {', '.join(READERS)}"
-        problems.append(loaded.problem("eval.vote_k", "no reward has a rule that reads an answer out of a completion", hint=hint))
+    warnings += check_sampled_labels(loaded, scan.train.sets, problems)
+    check_votes(loaded, problems)
     return scan, warnings
 
 
@@ -387,10 +395,3 @@ def _scan_sets(
             where = format_path((*key, "python" if spec.path is None else "path"))
             problems.append(loaded.problem(where, error.message, hint=error.hint))
     return data_probe.DataFacts(sets=tuple(sets))
-
-
-def _few_prompts(plan: Plan, rows: int | None) -> tuple[str, ...]:
-    need = plan.batch.prompts_per_step
-    if rows is None:
-        return ()
-    return (f"the training data has {rows} row{'s' if rows != 1 else ''}, a step draws {need}: rows repeat within a step",) if rows < need else ()
