@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +42,8 @@ def rewards(
     from rftcli.runtime.try_rewards import try_rewards
 
     try:
-        tried = try_rewards(prepare.load(recipe, sets), count=rows, completions=completions, models=not no_models, say=talk.say)
+        with redirect_stdout(sys.stderr):  # libraries and functions of the user may print, and stdout is for what was found
+            tried = try_rewards(prepare.load(recipe, sets), count=rows, completions=completions, models=not no_models, say=talk.say)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         os._exit(EXIT_INTERRUPTED)  # a reward function that never returns holds a thread, which Python would wait for

@@ -190,6 +190,10 @@ def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tupl
 def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRule]) -> UsageError:
     word = pattern[-1]
     pages = [*named(given), *([f"{PREFIX}{given}"] if given in preset_names(shipped_recipes()) else [])]
+    if given in FAMILIES:
+        known = ", ".join(FAMILIES[given].names)
+        hint = f"did you mean a key such as {either(_keys_with(word, ())[:MOST_MEANT])}, or `{given}:NAME` with one of {known}?"
+        return UsageError(f"there is no key and no rule `{given}`", hint=hint)
     if pages:
         return UsageError(f"there is no key and no rule `{given}`", hint=f"did you mean {either(pages)}?")
     beside = {key.name: key.pattern for key in keys() if key.pieces[:-1] == pattern[:-1]}

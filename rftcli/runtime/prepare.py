@@ -108,7 +108,8 @@ def load(
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     path = recipe_path(given) if text is None else given
     loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text, further=further)
-    loaded.raise_problems(own_problems(loaded))
+    if own_problems(loaded):
+        loaded.raise_problems(further(loaded, frozenset()))  # the same and what else there is
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
             if part.kind == "rule":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from rftcli.models.classifier import Texts
 from rftcli.models.load import load_tokenizer
@@ -22,6 +23,8 @@ from rftcli.runtime.world import SoloWorld
 
 def load_scorers(specs: Sequence[ScorerSpec], device: str, folder: Path, say: Callable[[str], None]) -> dict[str, Remote | Local]:
     """Each by its name. `device`: "cuda" or "cpu". `folder`: where user modules are looked for. UsageError for what is no such model."""
+    disable_progress_bar()
+    set_verbosity_error()  # what transformers says of a checkpoint without a head is an error of ours
     models = [spec for spec in specs if spec.service is None]
     for spec in models:
         source = spec.target if spec.weights is None else spec.weights.given

@@ -91,6 +91,12 @@ def test_recorded_completions_get_what_they_lack_from_their_rows(capsys: pytest.
     assert tried(capsys, "--completions", "c.jsonl", "--rows", "1")[1]["samples"] == [first]
 
 
+def test_what_functions_print_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("loud_for_tests.py").write_text("print('hello')\ndef f(completion):\n    print('noise')\n    return 1.0\n")
+    code, found = tried(capsys, "--set", "rewards.default.parts=[{python: 'loud_for_tests:f'}]")
+    assert code == EXIT_OK and len(found["samples"]) == 3
+
+
 def test_a_combining_function(capsys: pytest.CaptureFixture[str]) -> None:
     write({"completion": "5", "reference": 5}, {"completion": "6", "reference": 5})
     code, found = tried(capsys, "--completions", "c.jsonl", "--set", "rewards.default.combine={python: mine_for_tests:whole}")

@@ -27,6 +27,7 @@ def everything(**kwargs): return sorted(kwargs)
 def with_options(completion, *, scale, offset=0): return len(completion) * scale + offset
 def defaulted(completion, unknown=1): return unknown
 def greedy(completion, refrence): return 0
+def of_a_column(completion, level): return 0
 def positional(completion, /): return 0
 def late(completion): import neighbour_for_tests; return neighbour_for_tests.VALUE
 def boom(completion): raise RuntimeError("no luck")
@@ -102,6 +103,10 @@ def test_a_function_gets_what_it_asks_for(folder: Path, loop: EventLoop, target:
         ("functions_for_tests:greedy", {}, "asks for `refrence`, which no completion has", "did you mean `reference`?"),
         ("functions_for_tests:positional", {}, "asks for `completion`, which no completion has", "did you mean `completion`?"),
         ("functions_for_tests:with_options", {}, "asks for `scale`, which no completion has", None),
+        (
+            "functions_for_tests:of_a_column", {}, "asks for `level`, which no completion has",
+            'did you mean `label`?; a column of the data is `columns["level"]`',
+        ),
         ("functions_for_tests:with_options", {"scale": 1, "ofset": 1}, "takes no option `ofset`", "did you mean `offset`?"),
         ("functions_for_tests:everything", {"prompt": 1}, r"options \['prompt'\] have names that the record", None),
         ("fails_for_tests:f", {}, "importing `fails_for_tests` failed: No module named 'no_such_library_for_tests'", None),

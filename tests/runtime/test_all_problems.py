@@ -51,6 +51,11 @@ def test_two_parts_of_one_name_hide_nothing() -> None:
     ]
 
 
+def test_a_function_that_is_not_there_hides_nothing_either() -> None:
+    found = told("rewards.default=[{python: 'there:f'}]", "data.train.path=nowhere.jsonl")
+    assert sorted(path for _, path, _ in found) == ["data.train[0].path", "rewards.default.parts[0].python"]
+
+
 def test_values_that_cannot_be_read_stop_the_look_further() -> None:
     """What the rest means is not known then."""
     found = told(TWICE, "rollout.samples_per_promt=1")
