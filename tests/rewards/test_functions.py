@@ -27,7 +27,6 @@ def everything(**kwargs): return sorted(kwargs)
 def with_options(completion, *, scale, offset=0): return len(completion) * scale + offset
 def defaulted(completion, unknown=1): return unknown
 def greedy(completion, refrence): return 0
-def of_a_column(completion, level): return 0
 def positional(completion, /): return 0
 def late(completion): import neighbour_for_tests; return neighbour_for_tests.VALUE
 def boom(completion): raise RuntimeError("no luck")
@@ -44,6 +43,7 @@ class AsyncScorer:
 
 scorer = Scorer()
 async_scorer = AsyncScorer()
+def of_a_column(completion, level): return 0
 """
 RECORD_OF_ONE: dict[str, Any] = {name: None for name in RECORD} | {"completion": "four", "reference": "four", "tokens": 2}
 
