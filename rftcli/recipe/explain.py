@@ -12,7 +12,7 @@ from rftcli.errors import UsageError
 from rftcli.recipe.finding import REQUIRED, RewardRule
 from rftcli.recipe.kinds import ANY_KEY, Key, Kind, fields_of, key_table, keys, pattern_of, show_pattern
 from rftcli.recipe.layers import preset_names, shipped_recipes
-from rftcli.recipe.methods import FAMILIES, NEEDED_WORD, method_page, named, unknown_name
+from rftcli.recipe.methods import FAMILIES, NEEDED_WORD, family_of, method_page, named, unknown_name
 from rftcli.recipe.names import SURE, closest, either
 from rftcli.recipe.not_yet import VALUES, key_reason
 from rftcli.recipe.paths import parse_path
@@ -27,11 +27,6 @@ RULES_TOPIC = "rules"
 """Lists the reward rules, as the key that takes their names does."""
 RULE_KEY = ("rewards", ANY_KEY, "parts", ANY_KEY, "rule")
 RULE_PREFIX = "rule:"
-PAGES_OF_VALUES = {
-    ("algorithm", "advantage", "kind"): "advantage", ("algorithm", "loss", "kind"): "loss", ("algorithm", "loss", "correction", "kind"): "correction",
-    ("algorithm", "kl", "estimator"): "kl", ("models", "scorers", ANY_KEY, "kind"): "scorer",
-}  # fmt: skip
-"""Key -> the prefix of the pages about its values."""
 
 
 def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | None = None) -> str:
@@ -128,7 +123,7 @@ def _key(key: Key, values: list[tuple[str, str]]) -> str:
         rows.append(("default", "none: the key is needed"))
     elif kind.section is None or kind.null:
         rows.append(("default", as_yaml(default_of(key.info))))
-    prefix = PAGES_OF_VALUES.get(tuple(key.pieces))
+    prefix = family_of(tuple(key.pieces))
     rows += [("pages", f"`rft explain {prefix}:NAME` of each")] if prefix is not None else []
     rows += _laid_on(kind)
     later = VALUES.get(key.pattern, {})

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from rftcli.errors import UsageError
 from rftcli.recipe.estimator_rules import OWN_KEYS
-from rftcli.recipe.kinds import fields_of
+from rftcli.recipe.kinds import ANY_KEY, fields_of
 from rftcli.recipe.names import closest, either
 from rftcli.recipe.schema import as_yaml, default_of
 from rftcli.recipe.scorer_rules import KEYS, NEEDED
@@ -80,6 +80,18 @@ def method_page(prefix: str, name: str) -> str:
 def named(name: str) -> list[str]:
     """Topics of that name: `cpgd` is an estimator, and nothing else here."""
     return [f"{prefix}:{name}" for prefix, family in FAMILIES.items() if name in family.names]
+
+
+PAGES_OF_VALUES = {
+    ("algorithm", "advantage", "kind"): "advantage", ("algorithm", "loss", "kind"): "loss", ("algorithm", "loss", "correction", "kind"): "correction",
+    ("algorithm", "kl", "estimator"): "kl", ("models", "scorers", ANY_KEY, "kind"): "scorer",
+}  # fmt: skip
+"""Key -> the prefix of the pages about its values."""
+
+
+def family_of(pattern: tuple[str, ...]) -> str | None:
+    """The prefix of the pages about a key's values; None where there are none."""
+    return PAGES_OF_VALUES.get(pattern)
 
 
 def unknown_name(topic: str) -> UsageError:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from rftcli.recipe import scalars
 from rftcli.recipe.expand import ExpansionError, Unexpanded, expand, keep_references, resolve
 from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, null_has_a_meaning, pattern_of, sub_keys
-from rftcli.recipe.names import did_you_mean, suggest_key
+from rftcli.recipe.names import did_you_mean, either, suggest_key
 from rftcli.recipe.not_yet import key_reason, value_reason
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Place, Problem
@@ -157,7 +157,7 @@ class Reader:
         if reason is not None:
             return self._note(path, place, f"`{word}` is not yet supported", label=reason, allowed=choices, code="not-yet-supported")
         if choices and text is not None:
-            label = label or did_you_mean(text, choices)
+            label = label or _of_another_kind(text, pattern_of(path)) or did_you_mean(text, choices)
             if kind == Kind(choices=kind.choices):
                 return self._note(path, place, f"unknown value `{_quote(text)}`", label=label, allowed=choices, code="unknown-value")
         got = _got(node, text, kind)
@@ -177,6 +177,18 @@ class Reader:
         self.doubtful.add(path)
         self.problems.append(Problem(code=code, path=format_path(path), message=message, place=place, label=label, allowed=allowed, hint=hint))
         return UNREADABLE
+
+
+def _of_another_kind(text: str, pattern: tuple[str, ...]) -> str | None:
+    """An estimator where a loss belongs, or a preset: names that papers give to a whole method."""
+    from rftcli.recipe.layers import PRESETS, preset_names, shipped_recipes
+    from rftcli.recipe.methods import FAMILIES, family_of, named  # only a recipe with a mistake needs the pages
+
+    if family_of(pattern) is None:
+        return None
+    found = [FAMILIES[topic.partition(":")[0]].use(text) for topic in named(text)]
+    found += [f"extends: [{PRESETS}{text}]"] if text in preset_names(shipped_recipes()) else []
+    return f"`{text}` is something else: {either(found)}" if found else None
 
 
 def to_write(node: Scalar, kind: Kind) -> str | None:
@@ -244,8 +256,11 @@ def _fix(node: Node, kind: Kind, text: str | None) -> str | None:
         return f"write `{{kind: {node.text}}}`"
     if kind.items is not None and kind.items.section is None:
         return f"write `[{_quote(node.text)}]`"
+    if kind.values is not None and kind.values.section is not None and "parts" in fields_of(kind.values.section) and _is_text(node):
+        return f"write `{{default: [{{{'python' if ':' in node.text else 'rule'}: {_in_braces(node.text)}}}]}}`"
     if kind.section is not None and node.plain and text in scalars.TRUE:
-        return "`{}` takes the defaults"
+        needed = [info.alias or name for name, info in kind.section.model_fields.items() if info.is_required()]
+        return f"`{{{', '.join(f'{name}: ...' for name in needed)}}}` {'switches it on' if needed else 'takes the defaults'}"
     if not node.plain and text == node.text and (kind.number or kind.integer or kind.truth):
         return "write it without quotes"
     return None

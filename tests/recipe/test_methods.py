@@ -115,6 +115,30 @@ def test_unknown_names(topic: str, hint: str) -> None:
     assert caught.value.hint is not None and caught.value.hint.startswith(hint) and caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("setting", "label"),
+    [
+        ("algorithm.loss.kind=grpo", "`grpo` is something else: `algorithm: {advantage: {kind: grpo}}` or `extends: [presets/grpo]`"),
+        ("algorithm.loss.kind=dapo", "`dapo` is something else: `extends: [presets/dapo]`"),
+        ("algorithm.advantage.kind=ppo", "`ppo` is something else: `extends: [presets/ppo]`"),
+        ("algorithm.advantage.kind=gspo", "`gspo` is something else: `algorithm: {loss: {kind: gspo}}` or `extends: [presets/gspo]`"),
+        ("algorithm.loss.kind=gpso", "did you mean `gspo`?"),
+        ("rollout.engine=grpo", None),
+    ],
+)
+def test_a_name_that_belongs_elsewhere(setting: str, label: str | None) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_text(BASE, sets=[setting])
+    assert [problem.label for problem in caught.value.problems] == [label]
+
+
+def test_an_option_of_another_loss_is_told() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_text(BASE, sets=["algorithm.loss.options={drift: 1, share: 0.1, nothing: 3}"])
+    told = {problem.path.rpartition(".")[2]: problem.label for problem in caught.value.problems}
+    assert told == {"drift": "`cpg` has it", "share": "`clip_cov`, `kl_cov` have it", "nothing": None}
+
+
 def test_the_overview_and_the_keys_lead_to_the_pages() -> None:
     overview = explain(None, RULES)
     assert all(f"{prefix}:NAME" in overview for prefix in (*FAMILIES, "rule"))
