@@ -93,6 +93,8 @@ def as_text(tried: Tried) -> str:
     lines = [f"{len(tried.completions)} completions: {tried.what}", "", *_columns(parts), "", *_columns(shown)]
     if len(tried.completions) > SHOWN:
         lines.append(f"... and {len(tried.completions) - SHOWN} more (--json has all)")
+    if tried.logged:
+        lines += ["", f"logged, means: {', '.join(f'{name} {number(value)}' for name, value in tried.logged.items())}"]
     if tried.changed is not None:
         lines += ["", f"recorded rewards that differ from these: {tried.changed}"]
     if tried.left_out:

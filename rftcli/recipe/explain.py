@@ -20,6 +20,7 @@ from rftcli.recipe.presets import PREFIX, preset_page
 from rftcli.recipe.rules import RULES
 from rftcli.recipe.schema import as_yaml, default_of
 from rftcli.recipe.sections import Recipe
+from rftcli.recipe.sections.loss import OPTION_MEANINGS
 
 MOST_MEANT = 8
 """Keys that a hint lists."""
@@ -27,6 +28,8 @@ RULES_TOPIC = "rules"
 """Lists the reward rules, as the key that takes their names does."""
 RULE_KEY = ("rewards", ANY_KEY, "parts", ANY_KEY, "rule")
 RULE_PREFIX = "rule:"
+RULE_OPTIONS_KEY = (*RULE_KEY[:-1], "options")
+LOSS_OPTIONS_KEY = ("algorithm", "loss", "options")
 
 
 def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | None = None) -> str:
@@ -68,6 +71,8 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
             return f"{show_pattern(pattern)}\n\n  Not yet supported: {reason}.\n"
     if pattern == RULE_KEY:
         return _key(key_table()[pattern], [(name, rule.summary) for name, rule in rules.items()])
+    if pattern == LOSS_OPTIONS_KEY:
+        return _key(key_table()[pattern], [(name, f"{kind}: {text}") for kind, own in OPTION_MEANINGS.items() for name, text in own.items()])
     if pattern in key_table():
         return _key(key_table()[pattern], [])
     if path_or_code in rules:
@@ -125,6 +130,7 @@ def _key(key: Key, values: list[tuple[str, str]]) -> str:
         rows.append(("default", as_yaml(default_of(key.info))))
     prefix = family_of(tuple(key.pieces))
     rows += [("pages", f"`rft explain {prefix}:NAME` of each")] if prefix is not None else []
+    rows += [("pages", f"`rft explain {RULE_PREFIX}NAME` has those of a rule")] if tuple(key.pieces) == RULE_OPTIONS_KEY else []
     rows += _laid_on(kind)
     later = VALUES.get(key.pattern, {})
     rows += [("not yet", ", ".join(later))] if later else []

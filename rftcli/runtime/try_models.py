@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from rftcli.errors import MachineError
 from rftcli.models.classifier import Texts
 from rftcli.models.load import load_tokenizer
 from rftcli.recipe.sections import Recipe
@@ -22,7 +23,11 @@ from rftcli.runtime.world import SoloWorld
 
 
 def load_scorers(specs: Sequence[ScorerSpec], device: str, folder: Path, say: Callable[[str], None]) -> dict[str, Remote | Local]:
-    """Each by its name. `device`: "cuda" or "cpu". `folder`: where user modules are looked for. UsageError for what is no such model."""
+    """Each by its name. `device`: "cuda" or "cpu". `folder`: where user modules are looked for. UsageError for what is no such model, MachineError
+    for a GPU that torch does not see."""
+    if device == "cuda" and not torch.cuda.is_available():
+        hint = "install torch for this GPU, or score on the CPU: `CUDA_VISIBLE_DEVICES= rft rewards try ...`"
+        raise MachineError("there is a GPU, and this torch sees none", hint=hint)
     disable_progress_bar()
     set_verbosity_error()  # what transformers says of a checkpoint without a head is an error of ours
     models = [spec for spec in specs if spec.service is None]

@@ -89,6 +89,15 @@ class Tried:
         return tuple(dict.fromkeys(name for one in self.completions for name in one.left_out))
 
     @property
+    def logged(self) -> dict[str, float]:
+        """Metric that reward functions logged -> its mean over all that logged it."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for one in self.completions:
+            for name, value in one.sample.metrics:
+                found[name].append(value)
+        return {name: statistics.fmean(values) for name, values in found.items()}
+
+    @property
     def failed(self) -> bool:
         return any(one.sample.error or any(part.error for part in one.sample.parts) for one in self.completions)
 
@@ -145,6 +154,7 @@ def as_data(tried: Tried) -> dict[str, Any]:
         "changed": tried.changed,
         "left_out": list(tried.left_out),
         "notes": list(tried.notes),
+        "logged": tried.logged,
         "parts": [to_data(part) for part in parts if part.name is not None],
         "rewards": [to_data(part) for part in parts if part.name is None],
         "samples": [{**sample_line(one.sample, step=0, advantage=None), "place": one.place} for one in tried.completions],

@@ -97,6 +97,14 @@ def test_what_functions_print_is_no_data(capsys: pytest.CaptureFixture[str]) -> 
     assert code == EXIT_OK and len(found["samples"]) == 3
 
 
+def test_what_functions_log_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("logs_for_tests.py").write_text("def f(completion, log_metric):\n    log_metric('letters', len(completion))\n    return 1.0\n")
+    write({"completion": "abc"}, {"completion": "a"})
+    arguments = ("--completions", "c.jsonl", "--set", "rewards.default.parts=[{python: 'logs_for_tests:f'}]")
+    assert tried(capsys, *arguments)[1]["logged"] == {"letters": 9.0}  # the prefill is scored too
+    assert rft(*arguments) == EXIT_OK and "logged, means: letters 9.00" in capsys.readouterr().out
+
+
 def test_a_combining_function(capsys: pytest.CaptureFixture[str]) -> None:
     write({"completion": "5", "reference": 5}, {"completion": "6", "reference": 5})
     code, found = tried(capsys, "--completions", "c.jsonl", "--set", "rewards.default.combine={python: mine_for_tests:whole}")
