@@ -17,6 +17,13 @@ from rftcli.recipe.problems import Problem
 from rftcli.rewards.answers import READERS, reads_answers
 
 
+def only_files(loaded: LoadedRecipe) -> bool:
+    """Whether all data lie on this machine, where a look takes no time."""
+    recipe = loaded.recipe
+    sources = [*recipe.data.train, *recipe.data.eval.values(), *([recipe.train.supervised.data] if recipe.train.supervised is not None else [])]
+    return all(source.path is not None and source.path.startswith(("/", "builtin:")) for source in sources)
+
+
 def check_sampled_labels(loaded: LoadedRecipe, sets: Sequence[SetFacts], problems: list[Problem]) -> list[str]:
     """Labels of `rollout.by_label` that no training row has: problems where every row was read, else warnings, which are returned. `sets`: the
     training sets; one that could not be read is missing, and then nothing is said."""

@@ -35,7 +35,7 @@ from rftcli.recipe.sections import Recipe
 from rftcli.recipe.written import escaped, written_recipe
 from rftcli.rewards.rules import RULES, needs_reference, require_package
 from rftcli.runtime import checks
-from rftcli.runtime.early_checks import check_positions, check_sampled_labels, check_votes, few_prompts
+from rftcli.runtime.early_checks import check_positions, check_sampled_labels, check_votes, few_prompts, only_files
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
 from rftcli.runtime.packages import require_packages
@@ -206,9 +206,10 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
 
 
 def _all_further(loaded: LoadedRecipe, broken: Collection[str]) -> list[Problem]:
-    """Functions that are not there, and what the data say, unless the rules about data are broken."""
+    """Functions that are not there, and what files of data say, unless the rules about data are broken. A hub is not waited for."""
     problems = own_problems(loaded)
-    if not any(code.startswith("data-") or code in ("label-without-reward", "reference-pattern", "supervised-source") for code in broken):
+    sound = not any(code.startswith("data-") or code in ("label-without-reward", "reference-pattern", "supervised-source") for code in broken)
+    if sound and only_files(loaded):
         _scan(loaded, problems, Tables(), first=ROWS_LOOKED_AT)
     return problems
 

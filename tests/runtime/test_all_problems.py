@@ -56,6 +56,12 @@ def test_a_function_that_is_not_there_hides_nothing_either() -> None:
     assert sorted(path for _, path, _ in found) == ["data.train[0].path", "rewards.default.parts[0].python"]
 
 
+@pytest.mark.parametrize("train", ["path: org/name", "python: 'nowhere:rows'"])
+def test_data_that_do_not_lie_here_are_not_waited_for(train: str) -> None:
+    found = told(TWICE, f"data.train={{{train}}}", *(["data.train.path=null"] if "python" in train else []))
+    assert {path for _, path, _ in found} == {f"rewards.default.parts[{index}]{end}" for index, end in ((0, ".python"), (1, ""), (1, ".python"))}
+
+
 def test_values_that_cannot_be_read_stop_the_look_further() -> None:
     """What the rest means is not known then."""
     found = told(TWICE, "rollout.samples_per_promt=1")
