@@ -175,7 +175,9 @@ def _reward_rule(name: str, rule: RewardRule) -> str:
     values = {option: default(value) for option, value in rule.options.items()}
     width = max(map(len, values.values()), default=0)
     options = [(option, f"{value:<{width}}  {' - '.join(rule.words[option])}") for option, value in values.items()]
+    alike = [key.pattern for key in keys() if key.name == name]
     rows = [("is", f"a reward rule, as in `rewards: {{default: [{{rule: {name}}}]}}`")]
+    rows += [("not", f"the key of that name: {', '.join(f'`rft explain {pattern}`' for pattern in alike)}")] if alike else []
     return _page(name, f"{rule.summary[0].upper()}{rule.summary[1:]}.", rows, options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rftcli.algo.batchmath import valid_ranks
 from rftcli.plan.compile_data import reward_parts
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.compile_rollout import check_lengths, with_length
@@ -14,6 +15,7 @@ from rftcli.probe.data import SetFacts
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.names import did_you_mean
 from rftcli.recipe.problems import Problem
+from rftcli.recipe.sections import Recipe
 from rftcli.rewards.answers import READERS, reads_answers
 
 
@@ -65,3 +67,14 @@ def few_prompts(plan: Plan, rows: int | None) -> tuple[str, ...]:
     if rows is None:
         return ()
     return (f"the training data has {rows} row{'s' if rows != 1 else ''}, a step draws {need}: rows repeat within a step",) if rows < need else ()
+
+
+MOST_RANKS = 1024
+"""Rank counts that are looked at."""
+
+
+def fitting_ranks(recipe: Recipe) -> str:
+    """The rank counts that the batch divides by, the first of them and the largest."""
+    numbers = valid_ranks(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, MOST_RANKS)
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown}, ... {numbers[-1]}"

@@ -35,7 +35,7 @@ from rftcli.recipe.sections import Recipe
 from rftcli.recipe.written import escaped, written_recipe
 from rftcli.rewards.rules import RULES, needs_reference, require_package
 from rftcli.runtime import checks
-from rftcli.runtime.early_checks import check_positions, check_sampled_labels, check_votes, few_prompts, only_files
+from rftcli.runtime.early_checks import check_positions, check_sampled_labels, check_votes, few_prompts, fitting_ranks, only_files
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
 from rftcli.runtime.packages import require_packages
@@ -201,8 +201,7 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
         if refusal is not None:
             problems.append(loaded.problem("batch.rollouts_per_update", refusal, hint="`rft explain batch.rollouts_per_update`"))
     loaded.raise_problems(problems)
-    fitting = batchmath.valid_ranks(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, 1024)
-    return Checked(summary=f"({recipe.batch.prompts_per_step} prompts a step run on {_listed(fitting)} ranks)", warnings=tuple(warnings))
+    return Checked(summary=f"({recipe.batch.prompts_per_step} prompts a step run on {fitting_ranks(recipe)} ranks)", warnings=tuple(warnings))
 
 
 def _all_further(loaded: LoadedRecipe, broken: Collection[str]) -> list[Problem]:
@@ -212,11 +211,6 @@ def _all_further(loaded: LoadedRecipe, broken: Collection[str]) -> list[Problem]
     if sound and only_files(loaded):
         _scan(loaded, problems, Tables(), first=ROWS_LOOKED_AT)
     return problems
-
-
-def _listed(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return shown if len(numbers) <= 8 else f"{shown}, ... {numbers[-1]}"
 
 
 def machine_at_hand(ranks: int | None, gpus: int | None, several: Several | None = None) -> MachineFacts:

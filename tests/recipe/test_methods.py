@@ -143,6 +143,7 @@ def test_the_overview_and_the_keys_lead_to_the_pages() -> None:
     overview = explain(None, RULES)
     assert all(f"{prefix}:NAME" in overview for prefix in (*FAMILIES, "rule"))
     assert "pages    `rft explain loss:NAME` of each" in explain("algorithm.loss.kind")
+    assert "not  the key of that name: " in explain("overlong", RULES) and "`rft explain reward_shaping.overlong`" in explain("overlong", RULES)
     assert "`rft explain rule:NAME` has those of a rule" in explain("rewards.default.parts.options")
     assert "\n  drift              cpg: Coefficient of the drift" in explain("algorithm.loss.options")
     assert "`rft explain scorer:NAME` of each" in explain("models.scorers.judge.kind")
