@@ -35,7 +35,6 @@ from rftcli.rewards.scorers.remote import remote_scorer
 from rftcli.rewards.scorers.spec import CLASSIFIER, PYTHON, ScorerSpec, WeightsSpec
 from rftcli.rewards.scorers.template import asked, judge_template
 from rftcli.rewards.scorers.view import View
-from rftcli.runtime.sharding import partitioned
 from rftcli.types import Completion, FinishReason, Prompt, Request, SamplingSettings
 
 Warn = Callable[[str, str], None]
@@ -101,7 +100,7 @@ class Held:
             model = load_classifier(weights.path, **common)
         else:
             model = load_causal_lm(weights.path, attention="sdpa", dropout=0.0, **common).eval().requires_grad_(False)
-        module = partitioned(model, weights.dtype) if weights.sharded else model
+        module = _partitioned(model, weights.dtype) if weights.sharded else model
         generation = None if spec.kind == CLASSIFIER else model.generation_config
         return cls(module=module, config=model.config, generation=generation, device=device, offload=offload)
 
@@ -116,6 +115,12 @@ class Held:
             if self.offload:
                 self.module.to("cpu")
                 torch.accelerator.empty_cache() if self.device.type != "cpu" else None
+
+
+def _partitioned(model: Any, dtype: str) -> Any:
+    from rftcli.runtime.sharding import partitioned  # DeepSpeed, which whole weights do without
+
+    return partitioned(model, dtype)
 
 
 def files_of(spec: ScorerSpec, search_path: Sequence[Path]) -> list[Path]:

@@ -28,6 +28,8 @@ class OneTried:
     """The combined reward that a run has recorded."""
     left_out: tuple[str, ...]
     """Parts whose model is not loaded."""
+    asked: tuple[str, ...]
+    """Parts that a scorer answers, all at once: nobody knows how long one completion takes."""
 
     @property
     def combined(self) -> float | None:
@@ -64,7 +66,7 @@ class Part:
     least: float | None
     greatest: float | None
     seconds: float | None
-    """Of one completion on average."""
+    """Of one completion on average; None where that is not known."""
     left_out: bool
     """Its model is not loaded; of the reward, that of one of its parts."""
 
@@ -111,7 +113,7 @@ class Tried:
                     found[part.name].append((one, part))
             for name, scores in found.items():
                 told = [(score.value, score.error, one.place) for one, score in scores]
-                seconds = statistics.fmean(score.seconds for _, score in scores)
+                seconds = None if name in mine[0].asked else statistics.fmean(score.seconds for _, score in scores)
                 yield _part(label, name, told, weight=scores[0][1].weight, seconds=seconds, left_out=name in mine[0].left_out)
             told = [(one.sample.reward, one.sample.error, one.place) for one in mine if not one.part_failed]
             yield _part(label, None, told, weight=None, seconds=None, left_out=bool(mine[0].left_out))

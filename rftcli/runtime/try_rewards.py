@@ -83,11 +83,12 @@ def try_rewards(
     shaping, notes = _shaping(loaded)
     tried = []
     for sample, place, before in zip(samples, places, recorded, strict=True):
-        absent = left_out.get(_entry(sample, plan.labels), ())
+        entry = _entry(sample, plan.labels)
+        absent, asked = left_out.get(entry, ()), tuple(part.name for part in plan.labels[entry] if part.kind == "model")
         sample = _without(sample, absent)
         sample = scaled(penalised(sample, shaping), shaping, Moments()) if shaping.active else sample
         before = float(before) if isinstance(before, (int, float)) else None
-        tried.append(OneTried(sample=sample, place=place, recorded=before, left_out=absent))
+        tried.append(OneTried(sample=sample, place=place, recorded=before, left_out=absent, asked=asked))
     return Tried(what=what, completions=tuple(tried), shaped=shaping.active, notes=tuple(notes))
 
 

@@ -84,6 +84,8 @@ def test_a_classifier_is_loaded_and_scores(here: Path, reward_model: str) -> Non
     assert by_name["mine"] == 1.0
     assert first.reward == pytest.approx(0.5 * forward(reward_model, "1+2=", "3") + 1.0, abs=1e-5)
     assert second.reward == pytest.approx(forward(reward_model, "1+3=", "4"), abs=1e-5)
+    timed = {part.name: part.seconds is not None for part in found.parts() if part.label == "default"}
+    assert timed == {"helpful": False, "exact": True, "mine": False, None: False}
     assert not found.failed and found.left_out == ()
     assert [text.partition(" (")[0] for text in said] == ["loading scorer `helpful`", "loading scorer `mine`"]  # `other` scores nothing
 
