@@ -154,7 +154,7 @@ def _load(
     for number, text in enumerate(sets, start=1):
         root = apply_set(root, number, text, str(Path.cwd()), problems)
     root = single_source_as_list(root)
-    reader = Reader(env, problems)
+    reader = Reader(env, problems, known_rules)
     if any(item.code in ("bad-extends", "bad-set", "yaml") for item in problems):
         reader.doubtful.add(())  # part of the recipe is unknown: say nothing about what is missing from it
     values = reader.section(Recipe, root, ())

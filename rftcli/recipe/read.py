@@ -12,11 +12,13 @@ from pydantic import BaseModel
 
 from rftcli.recipe import scalars
 from rftcli.recipe.expand import ExpansionError, Unexpanded, expand, keep_references, resolve
+from rftcli.recipe.finding import KnownRules
 from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, null_has_a_meaning, pattern_of, sub_keys
-from rftcli.recipe.names import did_you_mean, either, suggest_key
+from rftcli.recipe.names import Suggestion, did_you_mean, either, suggest_key
 from rftcli.recipe.not_yet import key_reason, value_reason
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Place, Problem
+from rftcli.recipe.sections.loss import LOSS_OPTIONS
 from rftcli.recipe.tree import Entry, Mapping, Node, Scalar, Sequence
 
 UNREADABLE = object()
@@ -28,7 +30,9 @@ LONGEST_QUOTE = 40
 class Reader:
     """Reads trees and keeps what it found out on the way."""
 
-    def __init__(self, env: AnyMapping[str, str], problems: list[Problem]) -> None:
+    def __init__(self, env: AnyMapping[str, str], problems: list[Problem], known_rules: KnownRules | None = None) -> None:
+        """`known_rules`: for options that stand beside their rule instead of in `options`."""
+        self.known_rules = known_rules or {}
         self.env = env
         self.problems = problems
         self.doubtful: set[KeyPath] = set()
@@ -41,7 +45,7 @@ class Reader:
         values: dict[str, Any] = {}
         for name, entry in node.entries.items():
             if name not in kinds:
-                self._unknown(name, entry, path, tuple(kinds))
+                self._unknown(name, entry, path, tuple(kinds), node)
                 continue
             value = self.value(entry.value, kinds[name], (*path, name), entry.key)
             if value is not UNREADABLE:
@@ -128,14 +132,17 @@ class Reader:
             self.unexpanded[path] = Unexpanded(keep_references(node.text, text, resolved, base), node.plain)
         return resolved
 
-    def _unknown(self, name: str, entry: Entry, path: KeyPath, known: tuple[str, ...]) -> None:
+    def _unknown(self, name: str, entry: Entry, path: KeyPath, known: tuple[str, ...], node: Mapping) -> None:
         full = (*path, name)
         pattern = pattern_of(path)
         reason = key_reason((*pattern, name))
         if reason is not None:
             self._note(full, entry.key, f"`{format_path(full)}` is not yet supported", label=reason, code="not-yet-supported")
             return
-        suggestion = suggest_key(pattern, name, known)
+        owners = self._owners_of(name, pattern, node)
+        written = entry.value.text if isinstance(entry.value, Scalar) else "..."
+        option = f"an option of {either(owners)}: `options: {{{name}: {written}}}`" if owners else None
+        suggestion = suggest_key(pattern, name, known) if option is None else Suggestion(text=option)
         self.doubtful |= {_concrete(meant, path) for meant in suggestion.meant}
         self.problems.append(
             Problem(
@@ -147,6 +154,13 @@ class Reader:
                 allowed=known,
             )
         )
+
+    def _owners_of(self, name: str, pattern: tuple[str, ...], node: Mapping) -> list[str]:
+        """The rule, or the losses, that have an option of this name, which stands beside them."""
+        if pattern[-2:] == ("parts", ANY_KEY) and "rule" in node.entries:
+            rule = node.entries["rule"].value
+            return [rule.text] if isinstance(rule, Scalar) and name in self.known_rules.get(rule.text, ()) else []
+        return [kind for kind, options in LOSS_OPTIONS.items() if name in options] if pattern == ("algorithm", "loss") else []
 
     def _wrong(self, node: Node, kind: Kind, path: KeyPath, key: Place, label: str | None = None, text: str | None = None) -> Any:
         """`node` is none of the things that `kind` takes."""

@@ -139,6 +139,23 @@ def test_an_option_of_another_loss_is_told() -> None:
     assert told == {"drift": "`cpg` has it", "share": "`clip_cov`, `kl_cov` have it", "nothing": None}
 
 
+@pytest.mark.parametrize(
+    ("setting", "label"),
+    [
+        ("rewards.default.parts=[{rule: regex, pattern: abc}]", "an option of `regex`: `options: {pattern: abc}`"),
+        ("rewards.default.parts=[{rule: math_answer, read: [boxed]}]", "an option of `math_answer`: `options: {read: ...}`"),
+        ("rewards.default.parts=[{rule: exact, wieght: 2}]", "did you mean `weight`?"),
+        ("algorithm.loss={kind: cpg, drift: 0.1}", "an option of `cpg`: `options: {drift: 0.1}`"),
+        ("algorithm.loss.share=0.1", "an option of `clip_cov` or `kl_cov`: `options: {share: 0.1}`"),
+    ],
+)
+def test_an_option_that_stands_beside_its_rule_or_loss(setting: str, label: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_text(BASE, sets=[setting], known_rules={name: tuple(rule.options) for name, rule in RULES.items()})
+    (problem,) = [problem for problem in caught.value.problems if problem.code == "unknown-key"]
+    assert problem.label == label
+
+
 def test_the_overview_and_the_keys_lead_to_the_pages() -> None:
     overview = explain(None, RULES)
     assert all(f"{prefix}:NAME" in overview for prefix in (*FAMILIES, "rule"))
