@@ -12,7 +12,7 @@ from rftcli.errors import UsageError
 from rftcli.recipe.finding import REQUIRED, RewardRule
 from rftcli.recipe.kinds import ANY_KEY, Key, Kind, fields_of, key_table, keys, pattern_of, show_pattern
 from rftcli.recipe.layers import preset_names, shipped_recipes
-from rftcli.recipe.methods import FAMILIES, NEEDED_WORD, family_of, method_page, named, unknown_name
+from rftcli.recipe.methods import FAMILIES, NEEDED_WORD, family_of, method_page, named, rule_notes, unknown_name
 from rftcli.recipe.names import SURE, closest, either
 from rftcli.recipe.not_yet import VALUES, key_reason
 from rftcli.recipe.paths import parse_path
@@ -178,7 +178,9 @@ def _reward_rule(name: str, rule: RewardRule) -> str:
     alike = [key.pattern for key in keys() if key.name == name]
     rows = [("is", f"a reward rule, as in `rewards: {{default: [{{rule: {name}}}]}}`")]
     rows += [("not", f"the key of that name: {', '.join(f'`rft explain {pattern}`' for pattern in alike)}")] if alike else []
-    return _page(name, f"{rule.summary[0].upper()}{rule.summary[1:]}.", rows, options)
+    page = _page(name, f"{rule.summary[0].upper()}{rule.summary[1:]}.", rows, options)
+    notes = rule_notes(name)
+    return page + ("\n" + "\n".join(f"  {line}".rstrip() for line in notes.splitlines()) + "\n" if notes else "")
 
 
 def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tuple[str, str]]) -> str:

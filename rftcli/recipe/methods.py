@@ -77,6 +77,12 @@ def method_page(prefix: str, name: str) -> str:
     return "\n\n".join(part for part in (f"{prefix}:{name}", text, table and f"  Knobs, with their defaults:\n\n{table}", use) if part) + "\n"
 
 
+def rule_notes(name: str) -> str:
+    """What the documentation says of a reward rule beyond its options; empty where that is nothing."""
+    text = (shipped_pages() / "rewards.md").read_text(encoding="utf-8")
+    return "\n\n".join(part for part in text.split("\n\n") if part.startswith(f"`{name}`"))
+
+
 def named(name: str) -> list[str]:
     """Topics of that name: `cpgd` is an estimator, and nothing else here."""
     return [f"{prefix}:{name}" for prefix, family in FAMILIES.items() if name in family.names]

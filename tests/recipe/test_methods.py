@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from rftcli.algo.advantages import ADVANTAGES
 from rftcli.algo.kl import KLS
@@ -63,6 +64,13 @@ def test_every_option_of_a_rule_has_a_meaning() -> None:
         for option, (what, meaning) in rule.words.items():
             assert re.search(rf"^  {option} .*{re.escape(what)} - {re.escape(meaning)}$", page, re.MULTILINE)
     assert all(meaning.endswith(".") and len(meaning.split()) > 3 for _, _, meaning in TYPES.values())
+
+
+def test_what_the_documents_say_of_a_rule_is_on_its_page() -> None:
+    page = explain("rule:math_answer", RULES)
+    assert "  `math_answer`: of nested boxes the inner, whatever follows;" in page
+    assert "What the sandbox protects" not in explain("rule:code_tests", RULES) and "  `code_tests`: tests are" in explain("rule:code_tests", RULES)
+    assert "`exact`" not in explain("rule:exact", RULES)
 
 
 def test_every_key_of_an_estimator_or_a_scorer_has_a_meaning() -> None:
@@ -171,3 +179,43 @@ def test_defaults_are_those_of_the_kind() -> None:
     assert (knobs["algorithm.loss.clip_low"], knobs["algorithm.loss.aggregate"]) == ("0.0003", "sequence_mean")
     assert {knob.key: knob.default for knob in FAMILIES["loss"].knobs("cispo")}["algorithm.loss.clip_high"] == "needed"
     assert {knob.key: knob.default for knob in FAMILIES["scorer"].knobs("http")}["models.scorers.NAME.urls"] == "needed"
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """The cells of every row of the tables of a page whose first line begins like `heading`."""
+    text = (shipped_pages() / page).read_text()
+    return [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for table in re.findall(rf"^\| {re.escape(heading)}.*\n\|[-|: ]+\n((?:\|.*\n?)+)", text, re.MULTILINE)
+        for line in table.splitlines()
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "python"])
+def test_the_defaults_on_a_page_of_an_estimator_are_the_sections(name: str) -> None:
+    knobs = {knob.key.rpartition(".")[2]: knob.default for knob in FAMILIES["advantage"].knobs(name)}
+    for keys_cell, defaults, *_ in rows_of(f"algorithms/{name}.md", "key of `algorithm.advantage`"):
+        for key, default in zip(re.findall(r"`(\w+)`", keys_cell), defaults.split(", "), strict=True):
+            word = default.partition(" (")[0]
+            assert key in knobs, f"{name}: `{key}` is no knob"
+            assert yaml.safe_load(knobs[key]) == yaml.safe_load(word), (name, key)
+
+
+def test_the_table_of_losses_is_the_sections() -> None:
+    """Units, aggregates and options with their defaults."""
+    rows = {re.findall(r"`(\w+)`", cells[0])[0]: cells for cells in rows_of("algorithms/losses.md", "`kind`") if cells[0].strip("`") in LOSSES}
+    assert set(rows) == set(LOSSES)
+    for kind, (_, unit, _, aggregate, options) in rows.items():
+        knobs = {knob.key.rpartition(".")[2]: knob.default for knob in FAMILIES["loss"].knobs(kind)}
+        assert aggregate.partition(",")[0] == knobs["aggregate"], kind
+        assert {"token": "token", "answer": "sequence"}[unit] == LOSSES[kind].unit or kind == "python", kind
+        if kind != "python":
+            written = {name: yaml.safe_load(value) for name, value in re.findall(r"`(\w+)` ([\w.-]+)", options)}
+            assert {name: float(value) if isinstance(value, str) else value for name, value in written.items()} == LOSS_OPTIONS[kind], kind
+
+
+def test_the_table_of_rules_has_every_option() -> None:
+    text = (shipped_pages() / "rewards.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .* \| ([^|]*) \|$", text, re.MULTILINE)
+    told = {name: set(re.findall(r"`(\w+)`", options)) for name, options in rows if name in RULES}
+    assert {name: set(rule.options) - {"after"} for name, rule in RULES.items()} == {name: found & set(TYPES) for name, found in told.items()}
