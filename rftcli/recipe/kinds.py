@@ -65,9 +65,12 @@ class Kind:
 
 def sub_keys(kind: Kind | None) -> tuple[str, ...]:
     """Keys of a section that takes nothing but a mapping (or null); empty for any other kind."""
-    if kind is None or kind.section is None or kind.words().removesuffix(" or null") != "a mapping":
-        return ()
-    return tuple(fields_of(kind.section))
+    return tuple(fields_of(kind.section)) if kind is not None and kind.section is not None and is_mapping(kind) else ()
+
+
+def is_mapping(kind: Kind) -> bool:
+    """Whether nothing but a mapping (or null) may stand there."""
+    return kind.words().removesuffix(" or null") == "a mapping"
 
 
 def plural(kind: Kind) -> str:

@@ -6,7 +6,7 @@ What is left out: the meaning of keys (`read`), and merging itself (`merge`).
 
 from __future__ import annotations
 
-from rftcli.recipe.kinds import Kind, key_table, pattern_of, sub_keys
+from rftcli.recipe.kinds import Kind, is_mapping, key_table, pattern_of, sub_keys
 from rftcli.recipe.merge import long_rewards, merge
 from rftcli.recipe.paths import KeyPath, format_path, parse_pieces
 from rftcli.recipe.problems import Place, Problem, Source
@@ -102,16 +102,16 @@ def _put(node: Node | None, pieces: Pieces, value: Node, path: KeyPath, problems
 
 
 def _covers(value: Node, below: Node | None, path: KeyPath, problems: list[Problem]) -> bool:
-    """Whether a scalar stands, or would come to stand, where a section belongs: then it is a problem. `below`: what it would take the place of."""
+    """Whether a scalar stands, or would come to stand, where a mapping belongs: then it is a problem. `below`: what it would take the place of."""
     kind = _kind_at(path)
-    allowed = sub_keys(kind)
-    if not isinstance(value, Scalar) or value.is_null or kind is None or not allowed:
+    if not isinstance(value, Scalar) or value.is_null or kind is None or not is_mapping(kind):
         return False
+    allowed = sub_keys(kind)
     written = list(below.entries) if isinstance(below, Mapping) else []
     message = f"must be {kind.words()}, got `{value.text}`"
     if written:
         message += f", which would take the place of {', '.join(f'`{name}`' for name in written)}"
-    one = format_path((*path, (written or allowed)[0]))
+    one = format_path((*path, (*written, *allowed, "NAME")[0]))
     hint = f"set one of its keys, as in `--set {one}=...`, or a mapping, which is merged into what is written"
     label = to_write(value, kind)
     problems.append(

@@ -253,6 +253,13 @@ def test_a_scalar_in_the_place_of_a_section_that_is_not_written() -> None:
     assert "--set train.optimizer.kind=..." in str(problem.hint) and "betas" in problem.allowed
 
 
+@pytest.mark.parametrize("key", ["rewards", "models.scorers", "models.policy.options", "rollout.by_label"])
+def test_a_scalar_in_the_place_of_names_of_your_own_is_not_lost(key: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_text(SECTIONED.replace("-1", "1000"), sets=[f"{key}=exact", f"{key}.x={{}}"])
+    assert [problem.path for problem in caught.value.problems if problem.message.startswith("must be a mapping, got `exact`")] == [key]
+
+
 def test_what_a_set_does_to_what_is_written() -> None:
     text = SECTIONED.replace("-1", "1000")
     merged = load_text(text, sets=["rollout={min_p: 0.1}", "rewards={math: [{rule: f1}]}"]).recipe
