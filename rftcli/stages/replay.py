@@ -1,9 +1,9 @@
 """Prompts whose group had no signal come back some steps later, when the policy is another one. Pure; remembers, as part of a checkpoint.
 
 What comes back is a prompt and not its old answers: it is sampled anew, as a group of its own. Bounded three ways: how often one prompt comes back,
-how many wait, and which share they may have of the prompts that are asked for. Where a step goes on with kept answers it asks for fewer prompts than it
-trains on; since every trained prompt was asked for once, the share of what is asked for is the share of what is trained, and no whole step's share may
-take the few places that are free.
+how many wait, and which share they may have of the prompts that are asked for. Where a step goes on with kept answers it asks for fewer prompts than
+it trains on; since every trained prompt was asked for once, the share of what is asked for is the share of what is trained, and prompts that come
+back never take all of the few places that are free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from rftcli.errors import ResumeError
 from rftcli.plan.plan_sampling import ReplayPlan
 from rftcli.stages.outcomes import Outcome
-
 
 ROUNDING = 1e-9
 """Added shares of a whole prompt are one, whatever the rounding of their sum."""
