@@ -2,8 +2,7 @@
 
 What comes back is a prompt and not its old answers: it is sampled anew, as a group of its own. Bounded three ways: how often one prompt comes back,
 how many wait, and which share they may have of the prompts that are asked for. Where a step goes on with kept answers it asks for fewer prompts than
-it trains on; since every trained prompt was asked for once, the share of what is asked for is the share of what is trained, and prompts that come
-back never take all of the few places that are free.
+it trains on; since every trained prompt was asked for once, over the steps the share of what is asked for is the share of what is trained.
 """
 
 from __future__ import annotations
