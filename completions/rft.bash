@@ -15,7 +15,7 @@ _rft() {
     show) words="--set --origins --json --help" ;;
     explain) words="--help" ;;
     schema) words="--help" ;;
-    rewards) words="--set --rows --completions --json --help" ;;
+    rewards) words="--set --rows --completions --no-models --json --help" ;;
     samples) words="--step --last --label --sort --best --worst --count --eval --json --help" ;;
     export) words="--what --dtype --step --help" ;;
     clean) words="--keep --dry-run --yes --help" ;;

@@ -14,7 +14,7 @@ complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-r
 complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-recipe plan show explain schema rewards samples export clean status' -a clean -d 'Remove what a killed run left half written, and old checkpoints if asked.'
 complete -c rft -n 'not __fish_seen_subcommand_from train resume eval validate-recipe plan show explain schema rewards samples export clean status' -a status -d 'Say how a run stands.'
 complete -c rft -n '__fish_seen_subcommand_from train' -F
-complete -c rft -n '__fish_seen_subcommand_from train' -l set -r -d 'Override a key: dotted.path=value, the value in YAML'
+complete -c rft -n '__fish_seen_subcommand_from train' -l set -r -d 'Override a key: dotted.path=value, in YAML'
 complete -c rft -n '__fish_seen_subcommand_from train' -l run-dir -r -d 'Where everything of the run goes; default: runs/<name>-<utc time>'
 complete -c rft -n '__fish_seen_subcommand_from train' -l ranks -r -d 'Processes on the CPU (GPUs are left alone)'
 complete -c rft -n '__fish_seen_subcommand_from train' -l gpus -r -d 'GPUs to use; default: all'
@@ -27,7 +27,7 @@ complete -c rft -n '__fish_seen_subcommand_from train' -l quiet -d 'Only problem
 complete -c rft -n '__fish_seen_subcommand_from train' -l json -d 'Data as JSON on stdout, talk on stderr'
 complete -c rft -n '__fish_seen_subcommand_from train' -l help -d 'Show the options'
 complete -c rft -n '__fish_seen_subcommand_from resume' -F
-complete -c rft -n '__fish_seen_subcommand_from resume' -l set -r -d 'Override a key: dotted.path=value, the value in YAML'
+complete -c rft -n '__fish_seen_subcommand_from resume' -l set -r -d 'Override a key: dotted.path=value, in YAML'
 complete -c rft -n '__fish_seen_subcommand_from resume' -l step -r -d 'Go back to this checkpoint; default: the newest whole one'
 complete -c rft -n '__fish_seen_subcommand_from resume' -l accept -d 'Go on although risky changes make it another run'
 complete -c rft -n '__fish_seen_subcommand_from resume' -l fork -r -d 'Leave this run as it is; a new one of this name starts from its checkpoint'
@@ -41,7 +41,7 @@ complete -c rft -n '__fish_seen_subcommand_from resume' -l quiet -d 'Only proble
 complete -c rft -n '__fish_seen_subcommand_from resume' -l json -d 'Data as JSON on stdout, talk on stderr'
 complete -c rft -n '__fish_seen_subcommand_from resume' -l help -d 'Show the options'
 complete -c rft -n '__fish_seen_subcommand_from eval' -F
-complete -c rft -n '__fish_seen_subcommand_from eval' -l set -r -d 'Override a key: dotted.path=value, the value in YAML'
+complete -c rft -n '__fish_seen_subcommand_from eval' -l set -r -d 'Override a key: dotted.path=value, in YAML'
 complete -c rft -n '__fish_seen_subcommand_from eval' -l step -r -d 'Which checkpoint of a run directory; default: the newest whole one'
 complete -c rft -n '__fish_seen_subcommand_from eval' -l compare -r -d 'Evaluate this one on the same prompts and test the difference: a checkpoint, a run, a recipe, or `base`'
 complete -c rft -n '__fish_seen_subcommand_from eval' -l run-dir -r -d 'Where everything of the run goes; default: runs/<name>-<utc time>'
@@ -54,13 +54,13 @@ complete -c rft -n '__fish_seen_subcommand_from eval' -l quiet -d 'Only problems
 complete -c rft -n '__fish_seen_subcommand_from eval' -l json -d 'Data as JSON on stdout, talk on stderr'
 complete -c rft -n '__fish_seen_subcommand_from eval' -l help -d 'Show the options'
 complete -c rft -n '__fish_seen_subcommand_from validate-recipe' -F
-complete -c rft -n '__fish_seen_subcommand_from validate-recipe' -l set -r -d 'Override a key: dotted.path=value, the value in YAML'
+complete -c rft -n '__fish_seen_subcommand_from validate-recipe' -l set -r -d 'Override a key: dotted.path=value, in YAML'
 complete -c rft -n '__fish_seen_subcommand_from validate-recipe' -l ranks -r -d 'Processes on the CPU (GPUs are left alone)'
 complete -c rft -n '__fish_seen_subcommand_from validate-recipe' -l gpus -r -d 'GPUs to use; default: all'
 complete -c rft -n '__fish_seen_subcommand_from validate-recipe' -l json -d 'Data as JSON on stdout, talk on stderr'
 complete -c rft -n '__fish_seen_subcommand_from validate-recipe' -l help -d 'Show the options'
 complete -c rft -n '__fish_seen_subcommand_from plan' -F
-complete -c rft -n '__fish_seen_subcommand_from plan' -l set -r -d 'Override a key: dotted.path=value, the value in YAML'
+complete -c rft -n '__fish_seen_subcommand_from plan' -l set -r -d 'Override a key: dotted.path=value, in YAML'
 complete -c rft -n '__fish_seen_subcommand_from plan' -l ranks -r -d 'Processes on the CPU (GPUs are left alone)'
 complete -c rft -n '__fish_seen_subcommand_from plan' -l gpus -r -d 'GPUs to use; default: all'
 complete -c rft -n '__fish_seen_subcommand_from plan' -l nodes -r -d 'How many machines; --gpus and slots count on each'
@@ -71,7 +71,7 @@ complete -c rft -n '__fish_seen_subcommand_from plan' -l out -r -d 'Write the pl
 complete -c rft -n '__fish_seen_subcommand_from plan' -l json -d 'Data as JSON on stdout, talk on stderr'
 complete -c rft -n '__fish_seen_subcommand_from plan' -l help -d 'Show the options'
 complete -c rft -n '__fish_seen_subcommand_from show' -F
-complete -c rft -n '__fish_seen_subcommand_from show' -l set -r -d 'Override a key: dotted.path=value, the value in YAML'
+complete -c rft -n '__fish_seen_subcommand_from show' -l set -r -d 'Override a key: dotted.path=value, in YAML'
 complete -c rft -n '__fish_seen_subcommand_from show' -l origins -d 'Say where each value comes from'
 complete -c rft -n '__fish_seen_subcommand_from show' -l json -d 'Data as JSON on stdout, talk on stderr'
 complete -c rft -n '__fish_seen_subcommand_from show' -l help -d 'Show the options'
@@ -80,9 +80,10 @@ complete -c rft -n '__fish_seen_subcommand_from explain' -l help -d 'Show the op
 complete -c rft -n '__fish_seen_subcommand_from schema' -F
 complete -c rft -n '__fish_seen_subcommand_from schema' -l help -d 'Show the options'
 complete -c rft -n '__fish_seen_subcommand_from rewards' -F
-complete -c rft -n '__fish_seen_subcommand_from rewards' -l set -r -d 'Override a key: dotted.path=value, the value in YAML'
+complete -c rft -n '__fish_seen_subcommand_from rewards' -l set -r -d 'Override a key: dotted.path=value, in YAML'
 complete -c rft -n '__fish_seen_subcommand_from rewards' -l rows -r -d 'How many rows, or completions of the file'
 complete -c rft -n '__fish_seen_subcommand_from rewards' -l completions -r -d 'Completions to score, one JSON object a line, such as a run\'s samples; default: references'
+complete -c rft -n '__fish_seen_subcommand_from rewards' -l no-models -d 'Load no scorer\'s model: its parts, and rewards with them, are left out'
 complete -c rft -n '__fish_seen_subcommand_from rewards' -l json -d 'Data as JSON on stdout, talk on stderr'
 complete -c rft -n '__fish_seen_subcommand_from rewards' -l help -d 'Show the options'
 complete -c rft -n '__fish_seen_subcommand_from samples' -F

@@ -14,12 +14,13 @@ def explain(
     topic: Annotated[
         str | None,
         typer.Argument(
-            help="A recipe key (rollout.temperature), a reward rule (exact), a preset (preset:dapo) or a problem's code; none: the sections.",
+            help="A recipe key (rollout.temperature), a kind (advantage:grpo, loss:gspo, correction:mask, kl:k3, scorer:http), a rule (rule:exact), "
+            "a preset (preset:dapo) or a problem's code; none: what there is.",
             show_default=False,
         ),
     ] = None,
 ) -> int:
-    """Say what a recipe key, a reward rule or a problem code means."""
+    """Say what a recipe key, an estimator, a loss, a reward rule or a problem code means."""
     from rftcli.recipe.explain import explain as explained
     from rftcli.rewards.rules import RULES
 

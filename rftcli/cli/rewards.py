@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from rftcli.cli import talk
 from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
-    from rftcli.runtime.try_rewards import Part, Tried
+    from rftcli.runtime.try_report import OneTried, Part, Tried
 
 app = typer.Typer(add_completion=False)
 SHOWN = 10
@@ -30,16 +31,19 @@ def rewards(
     completions: Annotated[
         Path | None, typer.Option("--completions", help="Completions to score, one JSON object a line, such as a run's samples; default: references.")
     ] = None,
+    no_models: Annotated[bool, typer.Option("--no-models", help="Load no scorer's model: its parts, and rewards with them, are left out.")] = False,
     as_json: talk.Json = False,
 ) -> int:
-    """Score completions with a recipe's rewards; no model is loaded."""
+    """Score completions with a recipe's rewards; the policy is not loaded."""
     if action != "try":
         raise UsageError(f"`rft rewards {action}` is no command", hint="rft rewards try RECIPE")
     from rftcli.runtime import prepare
-    from rftcli.runtime.try_rewards import as_data, try_rewards
+    from rftcli.runtime.try_report import as_data
+    from rftcli.runtime.try_rewards import try_rewards
 
     try:
-        tried = try_rewards(prepare.load(recipe, sets), count=rows, completions=completions)
+        with redirect_stdout(sys.stderr):  # libraries and functions of the user may print, and stdout is for what was found
+            tried = try_rewards(prepare.load(recipe, sets), count=rows, completions=completions, models=not no_models, say=talk.say)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         os._exit(EXIT_INTERRUPTED)  # a reward function that never returns holds a thread, which Python would wait for
@@ -47,7 +51,7 @@ def rewards(
         talk.data(as_data(tried))
     else:
         print(talk.plain(as_text(tried)))
-    return EXIT_FAILED if any(sample.error or any(part.error for part in sample.parts) for sample in tried.samples) else 0
+    return EXIT_FAILED if tried.failed else 0
 
 
 def as_text(tried: Tried) -> str:
@@ -57,31 +61,50 @@ def as_text(tried: Tried) -> str:
     def number(value: float | None) -> str:
         return "-" if value is None else short(value)
 
-    several = len({part.label for part in tried.parts}) > 1
+    found = list(tried.parts())
+    several = len({part.label for part in found}) > 1
+    what = "reward, shaped" if tried.shaped else "reward"
 
     def name(part: Part) -> str:
-        return f"{part.label}.{part.name}" if several else part.name
+        own = what if part.name is None else part.name
+        return f"{part.label}.{own}" if several else own
 
-    parts = [["part", "weight", "scored", "abstained", "errors", "mean", "min", "max", "seconds"]]
-    parts += [
-        [
-            name(part), f"{part.weight:g}", str(part.scored), str(part.abstained),
-            str(sum(part.errors.values())), number(part.mean), number(part.least), number(part.greatest), short(part.seconds),
-        ]
-        for part in tried.parts
-    ]  # fmt: skip
-    shown = [["prompt", "sample", "answer", "parts", "reward"]]
-    for sample in tried.samples[:SHOWN]:
-        completion = sample.completion
-        values = ", ".join(f"{part.name} {'error' if part.error else number(part.value)}" for part in sample.parts)
-        shown.append([clean(completion.prompt.row_id, CELL), str(completion.sample), clean(completion.text, CELL), values, number(sample.reward)])
-    lines = [f"{len(tried.samples)} completions: {tried.what}", "", *_columns(parts), "", *_columns(shown)]
-    if len(tried.samples) > SHOWN:
-        lines.append(f"... and {len(tried.samples) - SHOWN} more (--json has all)")
+    def cells(part: Part) -> list[str]:
+        numbers = ["left out", "", ""] if part.left_out else [number(part.mean), number(part.least), number(part.greatest)]
+        return [
+            name(part), "" if part.weight is None else f"{part.weight:g}", str(part.scored), str(part.abstained), str(sum(part.errors.values())),
+            *numbers, "" if part.seconds is None or part.left_out else short(part.seconds),
+        ]  # fmt: skip
+
+    def rewards_of(one: OneTried) -> list[str]:
+        if one.left_out:
+            return [f"without {', '.join(one.left_out)}"] * (1 + tried.shaped)
+        masked = one.sample.shaped is not None and one.sample.shaped.masked
+        return [number(one.combined), *([] if not tried.shaped else ["masked" if masked else number(one.sample.reward)])]
+
+    parts = [["part", "weight", "scored", "abstained", "errors", "mean", "min", "max", "seconds"], *map(cells, found)]
+    shown = [["prompt", "sample", "answer", "parts", *(["combined", "reward, shaped"] if tried.shaped else ["reward"])]]
+    for one in tried.completions[:SHOWN]:
+        completion = one.sample.completion
+        values = ", ".join(
+            f"{part.name} {'left out' if part.name in one.left_out else 'error' if part.error else number(part.value)}" for part in one.sample.parts
+        )
+        shown.append([clean(completion.prompt.row_id, CELL), str(completion.sample), clean(completion.text, CELL), values, *rewards_of(one)])
+    lines = [f"{len(tried.completions)} completions: {tried.what}", "", *_columns(parts), "", *_columns(shown)]
+    if len(tried.completions) > SHOWN:
+        lines.append(f"... and {len(tried.completions) - SHOWN} more (--json has all)")
+    if tried.logged:
+        lines += ["", f"logged, means: {', '.join(f'{name} {number(value)}' for name, value in tried.logged.items())}"]
     if tried.changed is not None:
         lines += ["", f"recorded rewards that differ from these: {tried.changed}"]
-    errors = [f"{name(part)}: {count} x {text}" for part in tried.parts for text, count in part.errors.items()]
-    errors += [f"combine: {text}" for text in dict.fromkeys(sample.error for sample in tried.samples if sample.error)]
+    if tried.left_out:
+        lines += ["", f"left out: {', '.join(tried.left_out)}, and the rewards they are part of; without --no-models their models are loaded"]
+    lines += ["", *tried.notes] if tried.notes else []
+    errors = [
+        f"{'combine' if part.name is None else name(part)}: {count} x {text} (first at {part.first[text]})"
+        for part in found
+        for text, count in part.errors.items()
+    ]
     return "\n".join([*lines, *(["", "errors:", *(f"  {text}" for text in errors)] if errors else [])])
 
 

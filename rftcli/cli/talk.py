@@ -16,7 +16,12 @@ from rftcli.errors import RecipeError, RftError
 from rftcli.observe.text import clean
 
 RecipeArgument = Annotated[Path, typer.Argument(help="A recipe (YAML), or the name of a shipped one.", show_default=False)]
-Sets = Annotated[list[str], typer.Option("--set", help="Override a key: dotted.path=value, the value in YAML. Repeatable.", metavar="KEY=VALUE")]
+Sets = Annotated[
+    list[str],
+    typer.Option(
+        "--set", help="Override a key: dotted.path=value, in YAML. Mappings merge, lists replace, null removes. Repeatable.", metavar="KEY=VALUE"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Data as JSON on stdout, talk on stderr.")]
 Ranks = Annotated[int | None, typer.Option("--ranks", help="Processes on the CPU (GPUs are left alone).", min=1)]
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)

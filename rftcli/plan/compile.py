@@ -15,14 +15,15 @@ from rftcli.plan.compile_checkpoint import checkpoint_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_host_memory import with_host
 from rftcli.plan.compile_kernels import with_kernels
+from rftcli.plan.compile_lengths import check_eval_lengths, check_lengths, with_length
 from rftcli.plan.compile_memory import Asked, memory_plan, training_parts, with_memory
 from rftcli.plan.compile_models import check_models, model_plan, reference_plans
 from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
 from rftcli.plan.compile_rewards import check_overlong, shaping_plan
-from rftcli.plan.compile_rollout import check_lengths, check_replica, rollout_plan, with_length
-from rftcli.plan.compile_run import check_eval_lengths, check_profile, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
+from rftcli.plan.compile_rollout import check_replica, rollout_plan
+from rftcli.plan.compile_run import check_profile, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
 from rftcli.plan.compile_scorers import beside_scorers, scorer_plans
 from rftcli.plan.compile_sharing import with_sharing
 from rftcli.plan.compile_teacher import estimator_notes, teacher_plan

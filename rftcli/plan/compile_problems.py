@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rftcli.errors import RftError
-
-if TYPE_CHECKING:
-    pass
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

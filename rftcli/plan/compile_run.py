@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from rftcli.plan.compile_data import reward_plan
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.compile_rollout import shorter
 from rftcli.plan.facts import Facts
 from rftcli.plan.plan import (
     EarlyStopPlan,
@@ -63,17 +62,6 @@ def _sampling(recipe: Recipe, source: EvalSource) -> EvalSampling:
         max_new_tokens=longest,
         min_new_tokens=min(rollout.min_new_tokens, longest) if own.min_new_tokens is None else own.min_new_tokens,
     )
-
-
-def check_eval_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> None:
-    """Lengths of sets of their own against the positions of the model."""
-    limit, prompt = facts.model.max_positions, recipe.rollout.max_prompt_tokens
-    for name, source in recipe.data.eval.items():
-        new = source.sampling.max_new_tokens
-        if limit is not None and new is not None and prompt + new > limit:
-            message = f"max_prompt_tokens {prompt} + max_new_tokens {new} = {prompt + new} positions, the model has {limit}"
-            hint = shorter(prompt, new, limit)
-            problems.append(PlanProblem(path=f"data.eval.{name}.sampling.max_new_tokens", message=message, hint=hint))
 
 
 def early_stop_plan(recipe: Recipe) -> EarlyStopPlan | None:

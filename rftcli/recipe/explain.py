@@ -1,6 +1,6 @@
 """`rft explain`: what a key takes, its default, its meaning and its rules, or what a rule says. Everything comes from `sections` and `rules`.
 
-What is left out: topics, which are pages of the documentation.
+Estimators, losses and other kinds have pages of their own (`methods`), and so have presets (`presets`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from rftcli.errors import UsageError
 from rftcli.recipe.finding import REQUIRED, RewardRule
 from rftcli.recipe.kinds import ANY_KEY, Key, Kind, fields_of, key_table, keys, pattern_of, show_pattern
 from rftcli.recipe.layers import preset_names, shipped_recipes
+from rftcli.recipe.methods import FAMILIES, NEEDED_WORD, family_of, method_page, named, rule_notes, unknown_name
 from rftcli.recipe.names import SURE, closest, either
 from rftcli.recipe.not_yet import VALUES, key_reason
 from rftcli.recipe.paths import parse_path
@@ -19,17 +20,22 @@ from rftcli.recipe.presets import PREFIX, preset_page
 from rftcli.recipe.rules import RULES
 from rftcli.recipe.schema import as_yaml, default_of
 from rftcli.recipe.sections import Recipe
+from rftcli.recipe.sections.loss import OPTION_MEANINGS
 
 MOST_MEANT = 8
 """Keys that a hint lists."""
 RULES_TOPIC = "rules"
 """Lists the reward rules, as the key that takes their names does."""
 RULE_KEY = ("rewards", ANY_KEY, "parts", ANY_KEY, "rule")
+RULE_PREFIX = "rule:"
+RULE_OPTIONS_KEY = (*RULE_KEY[:-1], "options")
+LOSS_OPTIONS_KEY = ("algorithm", "loss", "options")
 
 
 def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | None = None) -> str:
     """The explanation of a key (`rollout.temperature`, `data.train[0].path`, `rewards.math`), of a rule's code (`group-of-one`), or of one of the
-    reward `rules`, by name, or of a preset (`preset:dapo`); None: the sections of a recipe and the names of presets.
+    reward `rules`, by name (`exact`, `rule:exact`), of a preset (`preset:dapo`), or of a kind (`loss:gspo`, see `methods`); None: the sections of a
+    recipe and what else there are pages of.
 
     Raises UsageError with the nearest names if there is no such key or rule.
     """
@@ -37,11 +43,20 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
     if path_or_code is None:
         presets = f"presets: {', '.join(preset_names(shipped_recipes()))}. `rft explain {PREFIX}NAME` says more."
         sections = _members(Kind(section=Recipe), ())
-        return _page("A recipe", "What a person wants, whole. `rft explain KEY` says more.", [], sections) + f"\n  {presets}\n"
+        kinds = "".join(f"  {name}:NAME  {', '.join(family.names)}\n" for name, family in FAMILIES.items())
+        shown = f"  rule:NAME  {', '.join(rules)}\n" if rules else ""
+        return f"{_page('A recipe', 'What a person wants, whole. `rft explain KEY` says more.', [], sections)}\n  {presets}\n\n{kinds}{shown}"
     if path_or_code in (RULES_TOPIC, RULES_TOPIC.removesuffix("s")):
         path_or_code = show_pattern(RULE_KEY)
     if path_or_code.startswith(PREFIX):
         return preset_page(path_or_code.removeprefix(PREFIX))
+    prefix, colon, name = path_or_code.partition(":")
+    if colon and prefix in FAMILIES:
+        return method_page(prefix, name)
+    if path_or_code.startswith(RULE_PREFIX):
+        return _named_rule(name, rules)
+    if colon and prefix.isidentifier():
+        raise unknown_name(path_or_code)
     if path_or_code in RULES:
         return _rule(path_or_code)
     if path_or_code in CODES:
@@ -56,6 +71,8 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
             return f"{show_pattern(pattern)}\n\n  Not yet supported: {reason}.\n"
     if pattern == RULE_KEY:
         return _key(key_table()[pattern], [(name, rule.summary) for name, rule in rules.items()])
+    if pattern == LOSS_OPTIONS_KEY:
+        return _key(key_table()[pattern], [(name, f"{kind}: {text}") for kind, own in OPTION_MEANINGS.items() for name, text in own.items()])
     if pattern in key_table():
         return _key(key_table()[pattern], [])
     if path_or_code in rules:
@@ -64,7 +81,7 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
     inner = None if above is None or pattern[-1] != ANY_KEY else above.kind.items or above.kind.values
     if inner is None or inner.section is None:
         raise _unknown(path_or_code, pattern, rules)
-    return _page(show_pattern(pattern), str(inner.section.__doc__), [], _members(inner, pattern))
+    return _page(show_pattern(pattern), str(inner.section.__doc__), _laid_on(inner), _members(inner, pattern))
 
 
 CODES: dict[str, str] = {
@@ -79,7 +96,8 @@ CODES: dict[str, str] = {
     "should do neither.",
     "variable": "A `${VAR}` names a variable of the environment that is not set, or no variable.",
     "bad-extends": "A recipe that is built on cannot be read, or is built on this one.",
-    "bad-set": "A `--set` is not of the form PATH=VALUE, or its path leads nowhere.",
+    "bad-set": "A `--set` is not of the form PATH=VALUE, or its path leads nowhere. A mapping is merged into what the recipe has there, a list "
+    "takes its place, null takes it out.",
     "no-recipe": "The recipe's file cannot be read.",
 }
 """Code of a problem that is no rule's -> what it says. Those of rules are in `rules.RULES`."""
@@ -110,10 +128,21 @@ def _key(key: Key, values: list[tuple[str, str]]) -> str:
         rows.append(("default", "none: the key is needed"))
     elif kind.section is None or kind.null:
         rows.append(("default", as_yaml(default_of(key.info))))
+    prefix = family_of(tuple(key.pieces))
+    rows += [("pages", f"`rft explain {prefix}:NAME` of each")] if prefix is not None else []
+    rows += [("pages", f"`rft explain {RULE_PREFIX}NAME` has those of a rule")] if tuple(key.pieces) == RULE_OPTIONS_KEY else []
+    rows += _laid_on(kind)
     later = VALUES.get(key.pattern, {})
     rows += [("not yet", ", ".join(later))] if later else []
     rows += [("rule", f"{code}: {rule.text}") for code, rule in RULES.items() if key.pattern in rule.about]
     return _page(key.pattern, str(key.info.description), rows, values or _members(kind, key.pieces))
+
+
+def _laid_on(kind: Kind) -> list[tuple[str, str]]:
+    """What a value does to one that is written already, with `--set` and with `extends`."""
+    if kind.section is not None or kind.values is not None:
+        return [("--set", "a mapping is merged into what is written; KEY=null takes that out first")]
+    return [("--set", "a list takes the place of what is written")] if kind.items is not None else []
 
 
 def _members(kind: Kind, pieces: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -131,13 +160,27 @@ def _rule(code: str) -> str:
     return _page(code, rule.text, [("about", ", ".join(rule.about))], [])
 
 
+def _named_rule(name: str, rules: Mapping[str, RewardRule]) -> str:
+    if name in rules:
+        return _reward_rule(name, rules[name])
+    found = [f"{RULE_PREFIX}{item}" for item in closest(name, rules)] or named(name)
+    hint = f"did you mean {either(found)}?" if found else f"rules: {', '.join(rules)}"
+    raise UsageError(f"there is no `{RULE_PREFIX}{name}`", hint=hint)
+
+
 def _reward_rule(name: str, rule: RewardRule) -> str:
     def default(value: Any) -> str:
-        return "needed" if value == REQUIRED else f"default {as_yaml(value)}"
+        return NEEDED_WORD if value == REQUIRED else f"default {as_yaml(value)}"
 
-    options = [(option, default(value)) for option, value in rule.options.items()]
+    values = {option: default(value) for option, value in rule.options.items()}
+    width = max(map(len, values.values()), default=0)
+    options = [(option, f"{value:<{width}}  {' - '.join(rule.words[option])}") for option, value in values.items()]
+    alike = [key.pattern for key in keys() if key.name == name]
     rows = [("is", f"a reward rule, as in `rewards: {{default: [{{rule: {name}}}]}}`")]
-    return _page(name, f"{rule.summary[0].upper()}{rule.summary[1:]}.", rows, options)
+    rows += [("not", f"the key of that name: {', '.join(f'`rft explain {pattern}`' for pattern in alike)}")] if alike else []
+    page = _page(name, f"{rule.summary[0].upper()}{rule.summary[1:]}.", rows, options)
+    notes = rule_notes(name)
+    return page + ("\n" + "\n".join(f"  {line}".rstrip() for line in notes.splitlines()) + "\n" if notes else "")
 
 
 def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tuple[str, str]]) -> str:
@@ -151,15 +194,20 @@ def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tupl
 
 def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRule]) -> UsageError:
     word = pattern[-1]
-    if given in preset_names(shipped_recipes()):
-        return UsageError(f"there is no key and no rule `{given}`", hint=f"did you mean `{PREFIX}{given}`?")
+    pages = [*named(given), *([f"{PREFIX}{given}"] if given in preset_names(shipped_recipes()) else [])]
+    if given in FAMILIES:
+        known = ", ".join(FAMILIES[given].names)
+        hint = f"did you mean a key such as {either(_keys_with(word, ())[:MOST_MEANT])}, or `{given}:NAME` with one of {known}?"
+        return UsageError(f"there is no key and no rule `{given}`", hint=hint)
+    if pages:
+        return UsageError(f"there is no key and no rule `{given}`", hint=f"did you mean {either(pages)}?")
     beside = {key.name: key.pattern for key in keys() if key.pieces[:-1] == pattern[:-1]}
-    named = closest(word, {key.name for key in keys()}, SURE)
+    alike = closest(word, {key.name for key in keys()}, SURE)
     found = (
         _keys_with(word, pattern[:-1])
         or closest(given, [*RULES, *CODES, *rules], SURE)
         or [beside[name] for name in closest(word, beside)]
-        or [key.pattern for key in keys() if key.name in named]
+        or [key.pattern for key in keys() if key.name in alike]
         or closest(given, [*RULES, *rules, *(key.pattern for key in keys())])
     )
     hint = f"did you mean {either(found[:MOST_MEANT])}?" if found else "`rft explain` lists the sections, `rft explain rollout` a section's keys"

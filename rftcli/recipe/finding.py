@@ -26,6 +26,11 @@ class RewardRule(Protocol):
         """Name -> default; a needed one has the text REQUIRED."""
         ...
 
+    @property
+    def words(self) -> Mapping[str, tuple[str, str]]:
+        """Name of an option -> (what it may be, what it means)."""
+        ...
+
 
 REQUIRED = "(required)"
 

@@ -63,6 +63,16 @@ class Kind:
         return ", ".join(parts[:-1]) + f" or {parts[-1]}" if len(parts) > 1 else parts[0]
 
 
+def sub_keys(kind: Kind | None) -> tuple[str, ...]:
+    """Keys of a section that takes nothing but a mapping (or null); empty for any other kind."""
+    return tuple(fields_of(kind.section)) if kind is not None and kind.section is not None and is_mapping(kind) else ()
+
+
+def is_mapping(kind: Kind) -> bool:
+    """Whether nothing but a mapping (or null) may stand there."""
+    return kind.words().removesuffix(" or null") == "a mapping"
+
+
 def plural(kind: Kind) -> str:
     return "mappings" if kind.section else "integers" if kind.integer else "numbers" if kind.number else "texts"
 

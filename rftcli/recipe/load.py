@@ -9,13 +9,15 @@ All problems of a recipe are raised at once as `RecipeError`. Relative paths in 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as AnyMapping
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rftcli.errors import MachineError
 from rftcli.recipe.expand import Unexpanded
 from rftcli.recipe.finding import KnownRules
 from rftcli.recipe.kinds import topic
@@ -25,7 +27,7 @@ from rftcli.recipe.overrides import apply_set
 from rftcli.recipe.paths import KeyPath, format_path, parse_path, related
 from rftcli.recipe.problems import Place, Problem, Source, raise_problems
 from rftcli.recipe.read import Reader
-from rftcli.recipe.rules import check
+from rftcli.recipe.rules import RULES, check
 from rftcli.recipe.sections import Recipe
 from rftcli.recipe.tree import Mapping, Scalar, YamlFault, find, read_source
 from rftcli.recipe.validate import validate
@@ -91,6 +93,13 @@ class LoadedRecipe:
         raise_problems(self.shown, problems)
 
 
+Further = Callable[[LoadedRecipe, frozenset[str]], Sequence[Problem]]
+"""Looks at a recipe for problems beyond its rules, such as functions that are not there, and is told which rules are broken. MachineError where this
+machine cannot look."""
+UNSOUND = frozenset({"part-source", "unknown-rule", "unknown-option", "eval-rewards", "data-source", "no-data", "no-reward", "structured-form"})
+"""Rules without which nobody can look any further: it is not known what a part, a set or a form is."""
+
+
 def load_recipe(
     path: str | Path,
     sets: Sequence[str] = (),
@@ -98,11 +107,13 @@ def load_recipe(
     known_rules: KnownRules | None = None,
     shipped: Path | None = None,
     text: str | None = None,
+    further: Further | None = None,
 ) -> LoadedRecipe:
     """Read, merge and check the recipe in the file `path`, or `text` as if it stood there.
 
     `sets`: `dotted.path=value` texts, laid on top in order. `env`: for `${VAR}`, the process's own by default. `known_rules`: name of each reward
-    rule -> names of its options; without it they are not checked. `shipped`: folder that `presets/` lies in. Raises RecipeError.
+    rule -> names of its options; without it they are not checked. `shipped`: folder that `presets/` lies in. `further`: asked for more where rules
+    are broken and every value can be read, so that all is told at once. Raises RecipeError.
     """
     shown = str(path)
     try:
@@ -115,7 +126,7 @@ def load_recipe(
         problem = Problem(code="no-recipe", path="", message="cannot be read", label=reason(error), hint=near(shown))
         raise_problems(shown, [problem])
         raise
-    return _load(source, real, sets, env, known_rules, shipped)
+    return _load(source, real, sets, env, known_rules, shipped, further)
 
 
 def load_text(
@@ -132,6 +143,7 @@ def _load(
     env: AnyMapping[str, str] | None,
     known_rules: KnownRules | None,
     shipped: Path | None,
+    further: Further | None = None,
 ) -> LoadedRecipe:
     env = os.environ if env is None else env
     problems: list[Problem] = []
@@ -142,26 +154,32 @@ def _load(
     for number, text in enumerate(sets, start=1):
         root = apply_set(root, number, text, str(Path.cwd()), problems)
     root = single_source_as_list(root)
-    reader = Reader(env, problems)
+    reader = Reader(env, problems, known_rules)
     if any(item.code in ("bad-extends", "bad-set", "yaml") for item in problems):
         reader.doubtful.add(())  # part of the recipe is unknown: say nothing about what is missing from it
     values = reader.section(Recipe, root, ())
     raw = _unexpanded(values, reader.unexpanded, ())
     recipe = validate(values, root, reader)
+    loaded = None
     if recipe is not None:
         problems += _breaches(recipe, known_rules, root, reader)
+        raw.pop("extends", None)
+        loaded = LoadedRecipe(
+            shown=source.name,
+            path=path,
+            recipe=recipe,
+            raw=raw,
+            origins=_origins(root),
+            unexpanded=reader.unexpanded,
+            tree=root,
+        )
+        broken = frozenset(problem.code for problem in problems)
+        if further is not None and broken and broken <= set(RULES) - UNSOUND:
+            with contextlib.suppress(MachineError):  # the recipe is told of first
+                problems += further(loaded, broken)
     raise_problems(source.name, problems)
-    assert recipe is not None, "a recipe that cannot be built has a problem"
-    raw.pop("extends", None)
-    return LoadedRecipe(
-        shown=source.name,
-        path=path,
-        recipe=recipe,
-        raw=raw,
-        origins=_origins(root),
-        unexpanded=reader.unexpanded,
-        tree=root,
-    )
+    assert loaded is not None, "a recipe that cannot be built has a problem"
+    return loaded
 
 
 def _breaches(recipe: Recipe, known_rules: KnownRules | None, root: Mapping, reader: Reader) -> list[Problem]:

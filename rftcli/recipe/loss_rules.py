@@ -50,7 +50,10 @@ def options(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         if name in NAMED_OPTIONS["ppo_clip"]:
             yield Finding(path=path, message=f"`{name}` has a key of its own", hint=f"set `algorithm.loss.{name}`", at_key=True, reads=(KIND,))
         elif name not in known:
-            yield Finding(path=path, message=f"`{loss.kind}` has no option `{name}`", allowed=tuple(known), at_key=True, reads=(KIND,))
+            others = [kind for kind, options in LOSS_OPTIONS.items() if name in options]
+            why = f"{', '.join(f'`{kind}`' for kind in others)} {'has' if len(others) == 1 else 'have'} it" if others else None
+            message = f"`{loss.kind}` has no option `{name}`"
+            yield Finding(path=path, message=message, reason=why, allowed=tuple(known), at_key=True, reads=(KIND,))
         elif value is None and known[name] is None:
             continue  # off, as it is anyway
         elif not _fits(name, value):

@@ -1,13 +1,16 @@
-"""`--set dotted.path=value`: one value laid on a recipe's tree, with places in the text of the `--set`, so that it is checked like the file.
+"""`--set dotted.path=value`: one value laid on a recipe's tree, with places in the text of the `--set`, so that it is checked like the file. As with
+`extends`, a mapping is merged into what is written, a list takes its place, and null takes it out; a scalar never takes the place of a section.
 
 What is left out: the meaning of keys (`read`), and merging itself (`merge`).
 """
 
 from __future__ import annotations
 
+from rftcli.recipe.kinds import Kind, is_mapping, key_table, pattern_of, sub_keys
 from rftcli.recipe.merge import long_rewards, merge
 from rftcli.recipe.paths import KeyPath, format_path, parse_pieces
 from rftcli.recipe.problems import Place, Problem, Source
+from rftcli.recipe.read import to_write
 from rftcli.recipe.tree import MAX_DEPTH, Entry, Mapping, Node, Scalar, Sequence, YamlFault, compose
 
 Pieces = list[tuple[str | int, Place]]
@@ -87,11 +90,43 @@ def _put(node: Node | None, pieces: Pieces, value: Node, path: KeyPath, problems
         return _put(node, rest, value, path, problems) if rest else value
     under = node if isinstance(node, Mapping) else Mapping({}, key)
     below = under.entries.get(str(piece))
+    if not rest and _covers(value, None if below is None else below.value, here, problems):
+        return node if node is not None else under
     if not rest:
         return merge(under, Mapping({str(piece): Entry(key, value)}, under.place), path, problems)
+    if below is not None and _covers(below.value, None, here, problems):  # an earlier --set wrote it
+        below = None
     inner = _put(None if below is None else below.value, rest, value, here, problems)
     owner = key if below is None or isinstance(below.value, Scalar) else below.key
     return Mapping({**under.entries, str(piece): Entry(owner, inner)}, under.place)
+
+
+def _covers(value: Node, below: Node | None, path: KeyPath, problems: list[Problem]) -> bool:
+    """Whether a scalar stands, or would come to stand, where a mapping belongs: then it is a problem. `below`: what it would take the place of."""
+    kind = _kind_at(path)
+    if not isinstance(value, Scalar) or value.is_null or kind is None or not is_mapping(kind):
+        return False
+    allowed = sub_keys(kind)
+    written = list(below.entries) if isinstance(below, Mapping) else []
+    message = f"must be {kind.words()}, got `{value.text}`"
+    if written:
+        message += f", which would take the place of {', '.join(f'`{name}`' for name in written)}"
+    one = format_path((*path, (*written, *allowed, "NAME")[0]))
+    hint = f"set one of its keys, as in `--set {one}=...`, or a mapping, which is merged into what is written"
+    label = to_write(value, kind)
+    problems.append(
+        Problem(code="wrong-value", path=format_path(path), message=message, place=value.place, label=label, allowed=allowed, hint=hint)
+    )
+    return True
+
+
+def _kind_at(path: KeyPath) -> Kind | None:
+    """What a key takes; None for one that is not known. A chosen name has the kind of those beside it."""
+    pattern = pattern_of(path)
+    if pattern in key_table():
+        return key_table()[pattern].kind
+    above = key_table().get(pattern[:-1])
+    return None if above is None else above.kind.values
 
 
 def _refuse_index(node: Sequence, piece: str | int, key: Place, path: KeyPath, problems: list[Problem]) -> None:

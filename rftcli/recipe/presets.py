@@ -13,23 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftcli.errors import UsageError
-from rftcli.recipe.estimator_rules import OWN_KEYS
 from rftcli.recipe.layers import PRESETS, preset_names, shipped_recipes
+from rftcli.recipe.methods import estimator_keys, loss_keys
 from rftcli.recipe.names import closest, either
 from rftcli.recipe.paths import KeyPath, format_path
-from rftcli.recipe.sections.loss import LOSS_OPTIONS, NAMED_OPTIONS
 from rftcli.recipe.tree import Mapping, Node, Scalar, compose, read_source
 
 PREFIX = "preset:"
 """What `rft explain` knows a preset by: `preset:dapo`."""
 SECTIONS = ("rollout", "reward_shaping", "algorithm", "batch", "train")
 """Sections that a preset may set keys of."""
-
-SHARED_KEYS = {
-    "grpo": ("normalise_std", "std", "min_std"), "gdpo": ("min_std",), "grpo_passk": ("min_std",), "gae": ("gamma", "lam"), "reinforce": ("gamma",),
-    "distill": ("distill_coefficient",),
-}  # fmt: skip
-"""Estimator -> keys of `algorithm.advantage` that it reads, besides those of `OWN_KEYS` and those that all of them have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +85,4 @@ def _knobs(preset: Preset) -> str:
     """What else there is to turn: the keys that its estimator and its loss read."""
     kinds = {setting.path[1]: setting.value for setting in preset.settings if setting.path[0] == "algorithm" and setting.path[-1] == "kind"}
     estimator, loss = kinds["advantage"], kinds["loss"]
-    advantage = (*(key for key, (names, _) in OWN_KEYS.items() if estimator in names), *SHARED_KEYS.get(estimator, ()), "whiten", "clip")
-    options = (*NAMED_OPTIONS[loss], *(f"options.{name}" for name in LOSS_OPTIONS[loss]), "aggregate", "old", "correction")
-    return f"  knobs   algorithm.advantage: {', '.join(advantage)}\n          algorithm.loss: {', '.join(options)}"
+    return f"  knobs   algorithm.advantage: {', '.join(estimator_keys(estimator))}\n          algorithm.loss: {', '.join(loss_keys(loss))}"

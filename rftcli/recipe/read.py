@@ -12,11 +12,13 @@ from pydantic import BaseModel
 
 from rftcli.recipe import scalars
 from rftcli.recipe.expand import ExpansionError, Unexpanded, expand, keep_references, resolve
-from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, null_has_a_meaning, pattern_of
-from rftcli.recipe.names import did_you_mean, suggest_key
+from rftcli.recipe.finding import KnownRules
+from rftcli.recipe.kinds import ANY_KEY, Kind, fields_of, null_has_a_meaning, pattern_of, sub_keys
+from rftcli.recipe.names import Suggestion, did_you_mean, either, suggest_key
 from rftcli.recipe.not_yet import key_reason, value_reason
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Place, Problem
+from rftcli.recipe.sections.loss import LOSS_OPTIONS
 from rftcli.recipe.tree import Entry, Mapping, Node, Scalar, Sequence
 
 UNREADABLE = object()
@@ -28,7 +30,9 @@ LONGEST_QUOTE = 40
 class Reader:
     """Reads trees and keeps what it found out on the way."""
 
-    def __init__(self, env: AnyMapping[str, str], problems: list[Problem]) -> None:
+    def __init__(self, env: AnyMapping[str, str], problems: list[Problem], known_rules: KnownRules | None = None) -> None:
+        """`known_rules`: for options that stand beside their rule instead of in `options`."""
+        self.known_rules = known_rules or {}
         self.env = env
         self.problems = problems
         self.doubtful: set[KeyPath] = set()
@@ -41,7 +45,7 @@ class Reader:
         values: dict[str, Any] = {}
         for name, entry in node.entries.items():
             if name not in kinds:
-                self._unknown(name, entry, path, tuple(kinds))
+                self._unknown(name, entry, path, tuple(kinds), node)
                 continue
             value = self.value(entry.value, kinds[name], (*path, name), entry.key)
             if value is not UNREADABLE:
@@ -128,14 +132,17 @@ class Reader:
             self.unexpanded[path] = Unexpanded(keep_references(node.text, text, resolved, base), node.plain)
         return resolved
 
-    def _unknown(self, name: str, entry: Entry, path: KeyPath, known: tuple[str, ...]) -> None:
+    def _unknown(self, name: str, entry: Entry, path: KeyPath, known: tuple[str, ...], node: Mapping) -> None:
         full = (*path, name)
         pattern = pattern_of(path)
         reason = key_reason((*pattern, name))
         if reason is not None:
             self._note(full, entry.key, f"`{format_path(full)}` is not yet supported", label=reason, code="not-yet-supported")
             return
-        suggestion = suggest_key(pattern, name, known)
+        owners = self._owners_of(name, pattern, node)
+        written = entry.value.text if isinstance(entry.value, Scalar) else "..."
+        option = f"an option of {either(owners)}: `options: {{{name}: {written}}}`" if owners else None
+        suggestion = suggest_key(pattern, name, known) if option is None else Suggestion(text=option)
         self.doubtful |= {_concrete(meant, path) for meant in suggestion.meant}
         self.problems.append(
             Problem(
@@ -148,6 +155,13 @@ class Reader:
             )
         )
 
+    def _owners_of(self, name: str, pattern: tuple[str, ...], node: Mapping) -> list[str]:
+        """The rule, or the losses, that have an option of this name, which stands beside them."""
+        if pattern[-2:] == ("parts", ANY_KEY) and "rule" in node.entries:
+            rule = node.entries["rule"].value
+            return [rule.text] if isinstance(rule, Scalar) and name in self.known_rules.get(rule.text, ()) else []
+        return [kind for kind, options in LOSS_OPTIONS.items() if name in options] if pattern == ("algorithm", "loss") else []
+
     def _wrong(self, node: Node, kind: Kind, path: KeyPath, key: Place, label: str | None = None, text: str | None = None) -> Any:
         """`node` is none of the things that `kind` takes."""
         place = node.place if isinstance(node, Scalar) and node.place.length else key
@@ -157,11 +171,11 @@ class Reader:
         if reason is not None:
             return self._note(path, place, f"`{word}` is not yet supported", label=reason, allowed=choices, code="not-yet-supported")
         if choices and text is not None:
-            label = label or did_you_mean(text, choices)
+            label = label or _of_another_kind(text, pattern_of(path)) or did_you_mean(text, choices)
             if kind == Kind(choices=kind.choices):
                 return self._note(path, place, f"unknown value `{_quote(text)}`", label=label, allowed=choices, code="unknown-value")
         got = _got(node, text, kind)
-        return self._note(path, place, f"must be {kind.words()}, got {got}", label=label or _fix(node, kind, text))
+        return self._note(path, place, f"must be {kind.words()}, got {got}", label=label or _fix(node, kind, text), allowed=sub_keys(kind))
 
     def _note(
         self,
@@ -177,6 +191,23 @@ class Reader:
         self.doubtful.add(path)
         self.problems.append(Problem(code=code, path=format_path(path), message=message, place=place, label=label, allowed=allowed, hint=hint))
         return UNREADABLE
+
+
+def _of_another_kind(text: str, pattern: tuple[str, ...]) -> str | None:
+    """An estimator where a loss belongs, or a preset: names that papers give to a whole method."""
+    from rftcli.recipe.layers import PRESETS, preset_names, shipped_recipes
+    from rftcli.recipe.methods import FAMILIES, family_of, named  # only a recipe with a mistake needs the pages
+
+    if family_of(pattern) is None:
+        return None
+    found = [FAMILIES[topic.partition(":")[0]].use(text) for topic in named(text)]
+    found += [f"extends: [{PRESETS}{text}]"] if text in preset_names(shipped_recipes()) else []
+    return f"`{text}` is something else: {either(found)}" if found else None
+
+
+def to_write(node: Scalar, kind: Kind) -> str | None:
+    """What to write instead of a scalar that is no value of its key, where it is plain to see."""
+    return _fix(node, kind, node.text)
 
 
 def _concrete(meant: tuple[str, ...], path: KeyPath) -> KeyPath:
@@ -239,8 +270,11 @@ def _fix(node: Node, kind: Kind, text: str | None) -> str | None:
         return f"write `{{kind: {node.text}}}`"
     if kind.items is not None and kind.items.section is None:
         return f"write `[{_quote(node.text)}]`"
+    if kind.values is not None and kind.values.section is not None and "parts" in fields_of(kind.values.section) and _is_text(node):
+        return f"write `{{default: [{{{'python' if ':' in node.text else 'rule'}: {_in_braces(node.text)}}}]}}`"
     if kind.section is not None and node.plain and text in scalars.TRUE:
-        return "`{}` takes the defaults"
+        needed = [info.alias or name for name, info in kind.section.model_fields.items() if info.is_required()]
+        return f"`{{{', '.join(f'{name}: ...' for name in needed)}}}` {'switches it on' if needed else 'takes the defaults'}"
     if not node.plain and text == node.text and (kind.number or kind.integer or kind.truth):
         return "write it without quotes"
     return None

@@ -216,6 +216,10 @@ def _first_on_path(entries: list[str]) -> Iterator[None]:
         sys.path.extend(entry for entry in dict.fromkeys(entries) if entry not in sys.path)
 
 
+TYPING_ERROR = 0.75
+"""Names that are so alike are the same name, mistyped; others may be a column's."""
+
+
 def _close(word: str, known: Iterable[str]) -> str | None:
     close = difflib.get_close_matches(word, [name for name in known if not name.startswith("__")], n=1)
     return f"did you mean `{close[0]}`?" if close else None
@@ -253,6 +257,8 @@ def _check(
             if not fields:
                 raise UsageError(f"reward class `{target}` asks for `{name}`, which its `options` do not have", hint=_close(name, known))
             hint = _close(name, known) or f"it may ask for {', '.join(fields)}, and for its `options`"
+            if "columns" in fields and name not in fields and not difflib.get_close_matches(name, fields, cutoff=TYPING_ERROR):
+                hint += f'; a column of the data is `columns["{name}"]`'
             raise UsageError(f"reward function `{target}` asks for `{name}`, which no completion has", hint=hint)
     unknown = sorted(name for name in options if name not in named and not everything)
     if unknown:

@@ -40,6 +40,11 @@ class Rule:
     package: tuple[str, str] | None = None
     """(module to import, command that installs it) if the rule cannot do without."""
 
+    @property
+    def words(self) -> dict[str, tuple[str, str]]:
+        """Option -> (what it may be, what it means), for people."""
+        return {name: (TYPES[name][0], TYPES[name][2]) for name in self.options}
+
 
 def check_time_limit(options: Mapping[str, Any]) -> list[str]:
     seconds = options["time_limit_seconds"]
@@ -70,46 +75,52 @@ def check_cosine(options: Mapping[str, Any]) -> list[str]:
     return problems + check_options(options["rule"], options["rule_options"] or {})
 
 
-TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
-    "after": ("text or null", (str, type(None))),
-    "answer_tag": ("text or null", (str, type(None))),
-    "articles": ("true or false", (bool,)),
-    "buffer": ("a whole number of tokens", (int,)),
-    "casefold": ("true or false", (bool,)),
-    "checks": ("a list or null", (list, tuple, type(None))),
-    "choices": ("text", (str,)),
-    "dotall": ("true or false", (bool,)),
-    "extract": ("text", (str,)),
-    "fence": ("true or false", (bool,)),
-    "full": ("true or false", (bool,)),
-    "group": ("a group's name or number, or null", (str, int, type(None))),
-    "ignore_case": ("true or false", (bool,)),
-    "isolated": ("true or false", (bool,)),
-    "limit": ("a whole number of tokens", (int,)),
-    "max_tokens": ("a whole number of tokens", (int,)),
-    "memory_mib": ("a whole number of MiB", (int,)),
-    "most_tests": ("a whole number or null", (int, type(None))),
-    "n": ("a whole number", (int,)),
-    "partial": ("true or false", (bool,)),
-    "pattern": ("text", (str,)),
-    "penalty": ("a number", (int, float)),
-    "read": ("a list", (list, tuple)),
-    "reverse": ("true or false", (bool,)),
-    "right": ("a list of two numbers", (list, tuple)),
-    "rule": ("the name of a rule", (str,)),
-    "rule_options": ("a mapping or null", (dict, type(None))),
-    "schema": ("a mapping or null", (dict, type(None))),
-    "several": ("true or false", (bool,)),
-    "strip": ("true or false", (bool,)),
-    "tag": ("text", (str,)),
-    "target": ("a whole number of tokens", (int,)),
-    "task": ("text or null", (str, type(None))),
-    "tests": ("the name of a column or null", (str, type(None))),
-    "time_limit_seconds": ("a number of seconds", (int, float)),
-    "whitespace": ("true or false", (bool,)),
-    "wrong": ("a list of two numbers", (list, tuple)),
+TYPES: dict[str, tuple[str, tuple[type, ...], str]] = {
+    "after": ("text or null", (str, type(None)), "Only what follows its last occurrence is read, as in `</think>`; an answer without it scores 0."),
+    "answer_tag": ("text or null", (str, type(None)), "Pair of tags that the answer has to stand in, behind the thinking; null asks for none."),
+    "articles": ("true or false", (bool,), "Whether a, an and the count as words."),
+    "buffer": ("a whole number of tokens", (int,), "Tokens below `limit` over which the penalty grows."),
+    "casefold": ("true or false", (bool,), "Whether upper and lower case are the same."),
+    "checks": (
+        "a list or null",
+        (list, tuple, type(None)),
+        "Instructions of every row, as [{id: .., its arguments}]; null: the row's columns `instruction_id_list` and `kwargs`.",
+    ),
+    "choices": ("text", (str,), "Letters that there are to choose from, as one text."),
+    "dotall": ("true or false", (bool,), "Whether `.` matches line ends too."),
+    "extract": ("text", (str,), "Which part of the text is the answer: whole, last_line, answer_tag or last_number."),
+    "fence": ("true or false", (bool,), "code: whether the program is the last fenced block; JSON: whether it may stand in a fence."),
+    "full": ("true or false", (bool,), "Whether the pattern has to match the whole text."),
+    "group": (
+        "a group's name or number, or null", (str, int, type(None)), "Group of the last match that has to equal the reference; null: none has to.",
+    ),
+    "ignore_case": ("true or false", (bool,), "Whether upper and lower case are the same in the pattern."),
+    "isolated": ("true or false", (bool,), "Whether to refuse to run where the tests cannot be cut off from network and other processes."),
+    "limit": ("a whole number of tokens", (int,), "Length at which the end of the scale is reached."),
+    "max_tokens": ("a whole number of tokens", (int,), "Length at which a value reaches its second number."),
+    "memory_mib": ("a whole number of MiB", (int,), "Memory that the program of a test may take."),
+    "most_tests": ("a whole number or null", (int, type(None)), "Only the first so many tests of a row; null: all."),
+    "n": ("a whole number", (int,), "How many words an n-gram has."),
+    "partial": ("true or false", (bool,), "Whether the share that is met is the score, instead of 1 for all and else 0."),
+    "pattern": ("text", (str,), "Regular expression that is looked for."),
+    "penalty": ("a number", (int, float), "Score of a text that is nothing but repetition."),
+    "read": ("a list", (list, tuple), "Places where an answer is looked for, in this order: boxed, hashes, number."),
+    "reverse": ("true or false", (bool,), "Whether longer is better: 0 up to `target`, rising to 1 at `limit`."),
+    "right": ("a list of two numbers", (list, tuple), "What a right answer is worth, as [shortest, longest]."),
+    "rule": ("the name of a rule", (str,), "Another rule, whose full marks say what is right."),
+    "rule_options": ("a mapping or null", (dict, type(None)), "Options of the other rule."),
+    "schema": ("a mapping or null", (dict, type(None)), "JSON schema of all rows; null: the row's reference is one."),
+    "several": ("true or false", (bool,), "Whether several letters may be right, which have to be chosen all."),
+    "strip": ("true or false", (bool,), "Whether white space at the ends does not count."),
+    "tag": ("text", (str,), "Name of the pair of tags around the thinking."),
+    "target": ("a whole number of tokens", (int,), "Length up to which the score stays at its beginning."),
+    "task": ("text or null", (str, type(None)), "Data set of reasoning-gym whose checker is asked; null: the one that the entry names."),
+    "tests": ("the name of a column or null", (str, type(None)), "Column that holds the tests; null: the reference does."),
+    "time_limit_seconds": ("a number of seconds", (int, float), "A check that takes longer is an error; a test of code that does has failed."),
+    "whitespace": ("true or false", (bool,), "Whether a run of white space is one space."),
+    "wrong": ("a list of two numbers", (list, tuple), "What a wrong answer is worth, as [shortest, longest]."),
 }
-"""Option -> (what it is, its types). An option of one name is the same thing in every rule."""
+"""Option -> (what it is, its types, what it means). An option of one name is the same thing in every rule."""
 
 
 def check_options(rule: str, options: Mapping[str, Any]) -> list[str]:
@@ -125,7 +136,7 @@ def check_options(rule: str, options: Mapping[str, Any]) -> list[str]:
     problems = [f"rule `{rule}` has no option `{name}`{_did_you_mean(name, known)} allowed: {allowed}" for name in options if name not in known]
     problems += [f"rule `{rule}` needs the option `{name}`" for name in known if known[name] is REQUIRED and name not in options]
     for name in sorted(set(options) & set(known)):
-        words, types = TYPES[name]
+        words, types, _ = TYPES[name]
         if not isinstance(options[name], types) or (isinstance(options[name], bool) and bool not in types):
             problems.append(f"rule `{rule}`: option `{name}` must be {words}, got {options[name]!r}")
     if options.get("after") == "":

@@ -6,7 +6,7 @@ Whatever looks at rows or tokens is imported where it is called: often the cache
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,7 +192,7 @@ def _states(items: Sequence[SetKey], folder: Path) -> list[cache.FileState] | No
     return found if cache.settled(found) else None
 
 
-def _cached(key: tuple[Any, ...] | None, cls: type[Any], find: Any) -> Any:
+def _cached(key: tuple[Any, ...] | None, cls: type[Any], find: Callable[[], Any]) -> Any:
     if key is None:
         return find()
     entry = cache.entry(cache.user_cache_dir(), CACHE_FORMAT, *key)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,18 +19,19 @@ from rftcli.plan.facts import Facts, MachineFacts, ModelFacts, ScorerFacts
 from rftcli.plan.specs import reward_parts, scoring
 from rftcli.probe.model import model_facts, tokenizer_commit
 from rftcli.recipe.layers import shipped_recipes
-from rftcli.recipe.load import LoadedRecipe, load_recipe
+from rftcli.recipe.load import Further, LoadedRecipe, load_recipe
 from rftcli.recipe.paths import KeyPath
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.written import escaped, written_recipe
 from rftcli.rewards.rules import RULES, require_package
 from rftcli.runtime import checks
+from rftcli.runtime.early_checks import check_positions, few_prompts, fitting_ranks, only_files
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
 from rftcli.runtime.packages import require_packages
-from rftcli.runtime.recipe_checks import estimator_problems, form_problems, loss_problems, observer_problems, recipe_file, reward_problems
+from rftcli.runtime.recipe_checks import own_problems, recipe_file
 from rftcli.runtime.scan import STREAMED_ROWS_LOOKED_AT, Scan, scan_sets
-from rftcli.runtime.scorer_checks import scorer_facts, scorer_problems, scorer_warnings
+from rftcli.runtime.scorer_checks import scorer_facts, scorer_warnings
 
 if TYPE_CHECKING:
     from rftcli.plan.plan import Plan
@@ -80,15 +81,16 @@ def recipe_path(given: Path) -> Path:
     raise UsageError(f"there is no file or directory `{given}` and no shipped recipe of that name{meant}", hint=hint)
 
 
-def load(given: Path, sets: Sequence[str], *, text: str | None = None, elsewhere: bool = False) -> LoadedRecipe:
+def load(
+    given: Path, sets: Sequence[str], *, text: str | None = None, elsewhere: bool = False, further: Further = own_problems
+) -> LoadedRecipe:
     """The recipe, schema and cross-field rules checked. RecipeError with every problem. `text` takes the place of the file's own. `elsewhere`: it is
-    for a machine of its own, where other packages may be installed."""
+    for a machine of its own, where other packages may be installed. `further`: what else is looked at where rules are broken."""
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     path = recipe_path(given) if text is None else given
-    loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text)
-    own = [*reward_problems(loaded), *form_problems(loaded), *observer_problems(loaded), *loss_problems(loaded), *estimator_problems(loaded)]
-    loaded.raise_problems(own)
-    loaded.raise_problems(scorer_problems(loaded, recipe_file(loaded).resolve().parent))
+    loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text, further=further)
+    if own_problems(loaded):
+        loaded.raise_problems(further(loaded, frozenset()))  # the same and what else there is
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
             if part.kind == "rule":
@@ -149,18 +151,18 @@ def prepare(
     plan = _compile(loaded, facts, reference, critic, problems, scorers, teacher)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
-    warnings += _few_prompts(plan, train_rows)
+    warnings += few_prompts(plan, train_rows)
     return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=tuple(warnings), lengths=lengths, sets=tuple(sets))
 
 
 def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int | None) -> Checked:
     """Everything that can be said without starting anything; the batch for `ranks` if given, else for which rank counts it works."""
     _refuse_both(ranks, gpus)
-    loaded = load(given, sets)
+    loaded = load(given, sets, further=_all_further)
     recipe = loaded.recipe
     problems: list[Problem] = []
     if recipe.models.policy.path.startswith(("builtin:", "/")):  # a hub id is not asked for: this command needs no network
-        _model(loaded, "models.policy.path", recipe.models.policy.path, problems)
+        check_positions(loaded, _model(loaded, "models.policy.path", recipe.models.policy.path, problems), problems)
     scorer_facts(loaded, problems, os.environ, hub=False)
     tables = Tables()
     _, warnings = scan_sets(loaded, problems, tables, first=ROWS_LOOKED_AT)
@@ -177,13 +179,16 @@ def validate(given: Path, sets: Sequence[str], *, ranks: int | None, gpus: int |
         if refusal is not None:
             problems.append(loaded.problem("batch.rollouts_per_update", refusal, hint="`rft explain batch.rollouts_per_update`"))
     loaded.raise_problems(problems)
-    fitting = batchmath.valid_ranks(recipe.batch.prompts_per_step, recipe.batch.updates_per_step, 1024)
-    return Checked(summary=f"({recipe.batch.prompts_per_step} prompts a step run on {_listed(fitting)} ranks)", warnings=tuple(warnings))
+    return Checked(summary=f"({recipe.batch.prompts_per_step} prompts a step run on {fitting_ranks(recipe)} ranks)", warnings=tuple(warnings))
 
 
-def _listed(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return shown if len(numbers) <= 8 else f"{shown}, ... {numbers[-1]}"
+def _all_further(loaded: LoadedRecipe, broken: Collection[str]) -> list[Problem]:
+    """Functions that are not there, and what files of data say, unless the rules about data are broken. A hub is not waited for."""
+    problems = own_problems(loaded)
+    sound = not any(code.startswith("data-") or code in ("label-without-reward", "reference-pattern", "supervised-source") for code in broken)
+    if sound and only_files(loaded):
+        scan_sets(loaded, problems, Tables(), first=ROWS_LOOKED_AT)
+    return problems
 
 
 def machine_at_hand(ranks: int | None, gpus: int | None, several: Several | None = None) -> MachineFacts:
@@ -315,8 +320,3 @@ def _written_path(loaded: LoadedRecipe, key: KeyPath, facts: ModelFacts) -> str:
     return escaped(facts.path) if kept is None else kept.text
 
 
-def _few_prompts(plan: Plan, rows: int | None) -> tuple[str, ...]:
-    need = plan.batch.prompts_per_step
-    if rows is None:
-        return ()
-    return (f"the training data has {rows} row{'s' if rows != 1 else ''}, a step draws {need}: rows repeat within a step",) if rows < need else ()

@@ -5,7 +5,7 @@ What a recipe does not use is not imported here either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rftcli.errors import UsageError
@@ -16,6 +16,13 @@ from rftcli.recipe.problems import Problem
 from rftcli.recipe.sections import Recipe
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import check_options
+from rftcli.runtime.scorer_checks import scorer_problems
+
+
+def own_problems(loaded: LoadedRecipe, broken: Collection[str] = ()) -> list[Problem]:
+    """All that is below, whichever rules are `broken`. MachineError where a package is missing that would have to look."""
+    checks = (reward_problems, form_problems, observer_problems, loss_problems, estimator_problems)
+    return [*(problem for check in checks for problem in check(loaded)), *scorer_problems(loaded, recipe_file(loaded).resolve().parent)]
 
 
 def reward_problems(loaded: LoadedRecipe) -> list[Problem]:

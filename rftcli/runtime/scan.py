@@ -16,6 +16,7 @@ from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.sections import Recipe
 from rftcli.rewards.rules import needs_reference
+from rftcli.runtime.early_checks import check_sampled_labels, check_votes
 from rftcli.runtime.recipe_checks import recipe_file
 
 STREAMED_ROWS_LOOKED_AT = 10_000
@@ -52,24 +53,9 @@ def scan_sets(loaded: LoadedRecipe, problems: list[Problem], tables: Tables, *, 
     else:
         _check_labels(loaded, recipe, "rewards", scan.train.sets, problems, warnings)
         _check_labels(loaded, scoring(recipe), "eval.rewards", scan.eval.sets, problems, warnings)
-    read = {label for one in scan.train.sets for label in one.labels}
-    if first is None and not any(spec.streaming for spec in train) and read:
-        for label in [label for label in recipe.rollout.by_label if label not in read]:
-            hint = f"labels of the training sets: {', '.join(sorted(read))}"
-            problems.append(loaded.problem(f"rollout.by_label.{label}", f"no training row has the label `{label}`", hint=hint))
-    if recipe.eval.vote_k:
-        problems += _vote_problems(loaded)
+    warnings += check_sampled_labels(loaded, scan.train.sets, problems)
+    check_votes(loaded, problems)
     return scan, warnings
-
-
-def _vote_problems(loaded: LoadedRecipe) -> list[Problem]:
-    """Votes need answers."""
-    from rftcli.rewards.answers import READERS, reads_answers
-
-    if not any(map(reads_answers, reward_parts(scoring(loaded.recipe)).values())):
-        hint = f"rules that do: {', '.join(READERS)}"
-        return [loaded.problem("eval.vote_k", "no reward has a rule that reads an answer out of a completion", hint=hint)]
-    return []
 
 
 def _check_labels(

@@ -35,7 +35,6 @@ from rftcli.rewards.scorers.remote import remote_scorer
 from rftcli.rewards.scorers.spec import CLASSIFIER, PYTHON, ScorerSpec, WeightsSpec
 from rftcli.rewards.scorers.template import asked, judge_template
 from rftcli.rewards.scorers.view import View
-from rftcli.runtime.sharding import partitioned
 from rftcli.types import Completion, FinishReason, Prompt, Request, SamplingSettings
 
 Warn = Callable[[str, str], None]
@@ -50,9 +49,19 @@ def fill_desk(
     a scorer is partitioned."""
     if not plan.scorers:
         return
+    scorers = made_scorers(plan.scorers, world, device, search_path, warn)
+    caches = {spec.name: Cache(folder, spec, world.rank, files_of(spec, search_path)) for spec in plan.scorers if spec.cache}
+    world.barrier("scorers")  # nobody writes replies while another rank still reads what was kept
+    desk.fill(scorers, caches, Texts(policy_tokenizer).front)
+
+
+def made_scorers(
+    specs: Sequence[ScorerSpec], world: World, device: torch.device, search_path: Sequence[Path], warn: Warn
+) -> dict[str, Remote | Local]:
+    """Each by its name, ready to be asked; a checkpoint of several names is loaded once. UsageError for what is no such model."""
     held: dict[tuple[Any, ...], Held] = {}
     scorers: dict[str, Remote | Local] = {}
-    for spec in plan.scorers:
+    for spec in specs:
         if spec.service is not None:
             scorers[spec.name] = remote_scorer(spec, world.size)
         elif spec.kind == PYTHON:
@@ -60,12 +69,10 @@ def fill_desk(
         else:
             key = same_checkpoint(spec)
             if key not in held:
-                alike = [other.weights for other in plan.scorers if other.weights is not None and same_checkpoint(other) == key]
+                alike = [other.weights for other in specs if other.weights is not None and same_checkpoint(other) == key]
                 held[key] = Held.load(spec, device, offload=all(weights.offload for weights in alike))
             scorers[spec.name] = (ClassifierScorer if spec.kind == CLASSIFIER else JudgeScorer)(spec, held[key], world, warn)
-    caches = {spec.name: Cache(folder, spec, world.rank, files_of(spec, search_path)) for spec in plan.scorers if spec.cache}
-    world.barrier("scorers")  # nobody writes replies while another rank still reads what was kept
-    desk.fill(scorers, caches, Texts(policy_tokenizer).front)
+    return scorers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,7 +100,7 @@ class Held:
             model = load_classifier(weights.path, **common)
         else:
             model = load_causal_lm(weights.path, attention="sdpa", dropout=0.0, **common).eval().requires_grad_(False)
-        module = partitioned(model, weights.dtype) if weights.sharded else model
+        module = _partitioned(model, weights.dtype) if weights.sharded else model
         generation = None if spec.kind == CLASSIFIER else model.generation_config
         return cls(module=module, config=model.config, generation=generation, device=device, offload=offload)
 
@@ -108,6 +115,12 @@ class Held:
             if self.offload:
                 self.module.to("cpu")
                 torch.accelerator.empty_cache() if self.device.type != "cpu" else None
+
+
+def _partitioned(model: Any, dtype: str) -> Any:
+    from rftcli.runtime.sharding import partitioned  # DeepSpeed, which whole weights do without
+
+    return partitioned(model, dtype)
 
 
 def files_of(spec: ScorerSpec, search_path: Sequence[Path]) -> list[Path]:

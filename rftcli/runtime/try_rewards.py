@@ -1,106 +1,162 @@
-"""`rft rewards try`: the recipe's rewards on completions that are given, recorded by a run, or the data's own references. No model is loaded.
+"""`rft rewards try`: the recipe's rewards on completions that are given, recorded by a run, or the data's own references.
 
-Rewards are those of the parts, combined as the recipe says; shaping is left out, because it depends on a step. Leaves out printing.
+Rewards are those of the parts, combined and shaped as the recipe says, but for the running normalisation, which depends on the rewards before. The
+models of scorers are loaded (`try_models`), or left out where that is asked for. Leaves out reading files (`completion_lines`) and printing.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rftcli.codec import to_data
+from rftcli.algo.stats import Moments
+from rftcli.data.messages import with_system
 from rftcli.data.rows import Row, read_table
 from rftcli.errors import UsageError
 from rftcli.plan.compile_data import reward_plan
+from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.compile_rewards import shaping_plan
 from rftcli.plan.compile_scorers import scorer_plans
-from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
-from rftcli.plan.plan import WorldPlan
+from rftcli.plan.facts import Facts, ModelFacts
+from rftcli.plan.plan import ShapingPlan, WorldPlan
 from rftcli.plan.specs import data_specs
+from rftcli.probe.machine import machine_facts
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.problems import Problem
 from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.scorers.remote import without_models
 from rftcli.rewards.scorers.spec import ScorerSpec
+from rftcli.rewards.spec import DEFAULT_LABEL, PartSpec
 from rftcli.rewards.table import RewardTable
 from rftcli.rewards.words import words
 from rftcli.runtime.averaged import BOTH
+from rftcli.runtime.completion_lines import Line, check_label, read_lines
 from rftcli.runtime.recipe_checks import recipe_file
 from rftcli.runtime.scorer_checks import scorer_facts
-from rftcli.stages.records import sample_line
+from rftcli.runtime.try_report import OneTried, Tried
+from rftcli.stages.shape import penalised, scaled
 from rftcli.types import Completion, FinishReason, Prompt, ScoredSample, TokenTrace
 
 ROWS = 8
 """Rows that are tried unless a number is asked for."""
-SAME = 1e-9
-"""A recorded reward that differs by less is the same."""
+Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One part over all tried completions."""
-
-    label: str
-    name: str
-    weight: float
-    scored: int
-    abstained: int
-    errors: Mapping[str, int]
-    """Text of an error -> how often."""
-    mean: float | None
-    least: float | None
-    greatest: float | None
-    seconds: float
-    """Of one completion on average."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    what: str
-    samples: tuple[ScoredSample, ...]
-    parts: tuple[Part, ...]
-    changed: int | None
-    """Completions whose recorded reward is another one; None: none was recorded."""
-
-
-def try_rewards(loaded: LoadedRecipe, *, count: int | None, completions: Path | None) -> Tried:
-    """`count` rows or completions; None: a few rows, every completion. UsageError for a file without completions."""
+def try_rewards(
+    loaded: LoadedRecipe, *, count: int | None, completions: Path | None, models: bool = True, say: Say = lambda text: None
+) -> Tried:
+    """`count` rows or completions; None: a few rows, every completion. `models`: those of scorers are loaded. `say` is told what takes time.
+    UsageError for a file without completions, with the line of what is wrong in it."""
     recipe, folder = loaded.recipe, recipe_file(loaded).resolve().parent
-    plan, prefill = reward_plan(recipe, str(folder)), recipe.models.policy.chat.prefill or ""
+    plan = reward_plan(recipe, str(folder))
     if completions is None:
-        found = [_of_reference(row, index) for index, row in enumerate(islice(_rows(loaded, folder, count or ROWS), count or ROWS))]
-        what, recorded = "the rows' own references as answers", [None] * len(found)
+        rows = list(islice(_rows(loaded, folder, count or ROWS), count or ROWS))
+        system = recipe.models.policy.chat.system
+        what, found = "the rows' own references as answers", [_of_reference(row, index, system) for index, row in enumerate(rows)]
+        places, recorded, shown = [row.place for row in rows], [None] * len(rows), False
     else:
         lines = list(islice(read_lines(completions), count))
         if not lines:
             raise UsageError(f"{completions} holds no completion")
-        known = _known(loaded, folder) if any("prompt_id" in line for line in lines) else {}
-        found = [_of_line(line, index, known, prefill) for index, line in enumerate(lines)]
-        what, recorded = str(completions), [line.get("combined", line.get("reward")) for line in lines]
-    specs = _scorers(loaded)
+        known = _known(loaded, folder) if any("prompt_id" in line.record for line in lines) else {}
+        what, found = str(completions), [_of_line(line, index, known, loaded) for index, line in enumerate(lines)]
+        places, recorded = [line.place for line in lines], [line.record.get("combined", line.record.get("reward")) for line in lines]
+        for line, completion in zip(lines, found, strict=True):
+            check_label(line, completion.prompt.label, plan.labels)
+        shown = any("prompt" in line.record and not completion.prompt.messages for line, completion in zip(lines, found, strict=True))
+    specs, device = _scorers(loaded, plan.labels, models=models)
+    left_out = {} if models else _left_out(plan.labels, specs)
+    labels = {label: _never_stopping(parts, left_out.get(label, ())) for label, parts in plan.labels.items()}
     desk = Desk(spec.name for spec in specs)
-    desk.fill(without_models(specs))
+    if models and any(spec.service is None for spec in specs):
+        _load_models(desk, specs, loaded, folder, device, say, with_front=shown)
+    else:
+        desk.fill(without_models(specs))
     own = {"combine": plan.combine, "score_prefill": plan.score_prefill, "search_path": [folder], "desk": desk}
-    with closing(RewardTable(plan.labels, **own)) as table:
+    with closing(RewardTable(labels, **own)) as table:
         samples = sorted(table.score(iter(found)), key=_order(found))
-    return Tried(what=what, samples=tuple(samples), parts=tuple(_parts(samples)), changed=_changed(samples, recorded))
+    shaping, notes = _shaping(loaded)
+    tried = []
+    for sample, place, before in zip(samples, places, recorded, strict=True):
+        entry = _entry(sample, plan.labels)
+        absent, asked = left_out.get(entry, ()), tuple(part.name for part in plan.labels[entry] if part.kind == "model")
+        sample = _without(sample, absent)
+        sample = scaled(penalised(sample, shaping), shaping, Moments()) if shaping.active else sample
+        before = float(before) if isinstance(before, (int, float)) else None
+        tried.append(OneTried(sample=sample, place=place, recorded=before, left_out=absent, asked=asked))
+    return Tried(what=what, completions=tuple(tried), shaped=shaping.active, notes=tuple(notes))
 
 
-def _scorers(loaded: LoadedRecipe) -> tuple[ScorerSpec, ...]:
-    """As on one rank of a CPU: only services are reached."""
-    world = WorldPlan(ranks=1, device="cpu", backend="gloo", threads_per_rank=1)
-    facts = Facts(machine=MachineFacts(cores=1, memory_gib=1.0), model=ModelFacts(path=""), ranks=1)
+def _load_models(
+    desk: Desk, specs: Sequence[ScorerSpec], loaded: LoadedRecipe, folder: Path, device: str, say: Say, *, with_front: bool
+) -> None:
+    """`with_front`: recorded prompts begin with what the policy's tokenizer puts in front."""
+    from rftcli.runtime.try_models import load_scorers, text_in_front
+
+    front = text_in_front(loaded.recipe) if with_front else ""
+    desk.fill(load_scorers(specs, device, folder, say), front=front)
+
+
+def _scorers(loaded: LoadedRecipe, labels: Mapping[str, Sequence[PartSpec]], *, models: bool) -> tuple[tuple[ScorerSpec, ...], str]:
+    """(what the parts ask, device): as on one rank, of the GPU that is there or of the CPU. Without `models` nothing is looked up on the hub."""
+    asked = {part.target for parts in labels.values() for part in parts if part.kind == "model"}
+    if not asked:
+        return (), "cpu"
+    machine = machine_facts()
+    device, backend = ("cuda", "nccl") if machine.gpus else ("cpu", "gloo")
+    world = WorldPlan(ranks=1, device=device, backend=backend, threads_per_rank=1)
     problems: list[Problem] = []
-    known = scorer_facts(loaded, problems, os.environ, hub=False)
+    known = scorer_facts(loaded, problems, os.environ, hub=models)
+    wrong: list[PlanProblem] = []
+    specs = scorer_plans(loaded.recipe, Facts(machine=machine, model=ModelFacts(path=""), ranks=1), world, known, wrong, [])
+    problems += [loaded.problem(one.path, one.message, reason=one.reason, hint=one.hint) for one in wrong]
     loaded.raise_problems(problems)
-    return scorer_plans(loaded.recipe, facts, world, known, [], [])
+    return tuple(spec for spec in specs if spec.name in asked), device
+
+
+def _left_out(labels: Mapping[str, Sequence[PartSpec]], specs: Sequence[ScorerSpec]) -> dict[str, tuple[str, ...]]:
+    names = {spec.name for spec in specs if spec.service is None}
+    found = {label: tuple(part.name for part in parts if part.kind == "model" and part.target in names) for label, parts in labels.items()}
+    return {label: parts for label, parts in found.items() if parts}
+
+
+def _never_stopping(parts: Sequence[PartSpec], names: Sequence[str]) -> tuple[PartSpec, ...]:
+    """What is left out ends nothing."""
+    return tuple(replace(part, on_error="fail_sample") if part.name in names else part for part in parts)
+
+
+def _without(sample: ScoredSample, names: Sequence[str]) -> ScoredSample:
+    """The sample without the errors of parts that are left out, and without a reward that would be another one."""
+    if not names:
+        return sample
+    parts = tuple(replace(part, error=None) if part.name in names else part for part in sample.parts)
+    return replace(sample, parts=parts, reward=None, error=None)
+
+
+def _entry(sample: ScoredSample, labels: Mapping[str, Any]) -> str:
+    label = sample.completion.prompt.label
+    return label if label in labels else DEFAULT_LABEL
+
+
+def _shaping(loaded: LoadedRecipe) -> tuple[ShapingPlan, list[str]]:
+    """The recipe's shaping as far as one completion alone has it, and what is left out."""
+    recipe, notes = loaded.recipe, []
+    section, rollout = recipe.reward_shaping, recipe.rollout
+    if section.running_norm != "off":
+        notes.append("reward_shaping.running_norm is left out: it depends on all rewards before")
+        section = section.model_copy(update={"running_norm": "off"})
+    if rollout.max_new_tokens == "auto":
+        if section.overlong is not None:
+            notes.append("reward_shaping.overlong is left out: `rollout.max_new_tokens: auto` has no number before a plan")
+            section = section.model_copy(update={"overlong": None})
+        rollout = rollout.model_copy(update={"max_new_tokens": 1})
+    return shaping_plan(recipe.model_copy(update={"reward_shaping": section, "rollout": rollout})), notes
 
 
 def _order(completions: Sequence[Completion]) -> Any:
@@ -125,19 +181,20 @@ def _known(loaded: LoadedRecipe, folder: Path) -> dict[tuple[str | None, str], R
     return found
 
 
-def _of_reference(row: Row, index: int) -> Completion:
+def _of_reference(row: Row, index: int, system: str | None) -> Completion:
     reference = row.reference[0] if isinstance(row.reference, (list, tuple)) and row.reference else row.reference
     text = "" if reference is None else reference if isinstance(reference, str) else json.dumps(reference)
-    return _completion({"completion": text}, index, row, "")
+    return _completion({"completion": text}, index, row, "", system)
 
 
-def _of_line(line: Mapping[str, Any], index: int, known: Mapping[tuple[str | None, str], Row], prefill: str) -> Completion:
-    held_out, own = line.get("set"), str(line.get("prompt_id"))
+def _of_line(line: Line, index: int, known: Mapping[tuple[str | None, str], Row], loaded: LoadedRecipe) -> Completion:
+    held_out, own = line.record.get("set"), str(line.record.get("prompt_id"))
     name = None if held_out is None else str(held_out).removesuffix(BOTH)
-    return _completion(line, index, known.get((name, own)), prefill)
+    chat = loaded.recipe.models.policy.chat
+    return _completion(line.record, index, known.get((name, own)), chat.prefill or "", chat.system)
 
 
-def _completion(line: Mapping[str, Any], index: int, row: Row | None, prefill: str) -> Completion:
+def _completion(line: Mapping[str, Any], index: int, row: Row | None, prefill: str, system: str | None) -> Completion:
     """What is missing in a line is taken from its row: reference, label, columns. Without a recorded number of tokens, words are counted. `prefill`
     is the recipe's: recorded completions begin behind it."""
     whole = line["completion"]
@@ -155,6 +212,7 @@ def _completion(line: Mapping[str, Any], index: int, row: Row | None, prefill: s
         token_ids=(),
         reference=line.get("reference", None if row is None else row.reference),
         columns=line.get("columns", {} if row is None else row.columns),
+        messages=() if row is None or isinstance(row.prompt, str) else with_system(row.prompt, system),
         prefill=prefill,
     )
     return Completion(
@@ -166,64 +224,3 @@ def _completion(line: Mapping[str, Any], index: int, row: Row | None, prefill: s
         finish=FinishReason(line.get("finish", "stop")),
         policy_version=0,
     )
-
-
-def read_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The completions of a file: JSON objects with `completion` (a run's samples have more), one a line. UsageError with the line that is none."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise UsageError(f"{path}:{number}: not JSON: {error}") from None
-                if not isinstance(record, dict) or not isinstance(record.get("completion"), str):
-                    raise UsageError(f"{path}:{number}: no text `completion`", hint='one object a line: {"completion": "..", "reference": ..}')
-                yield record
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8: {error}") from error
-
-
-def _parts(samples: Iterable[ScoredSample]) -> Iterator[Part]:
-    """By label and name, in the order of the recipe."""
-    found: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for sample in samples:
-        for part in sample.parts:
-            found[sample.completion.prompt.label, part.name].append(part)
-    for (label, name), scores in found.items():
-        values = [score.value for score in scores if score.value is not None]
-        errors: dict[str, int] = defaultdict(int)
-        for score in scores:
-            if score.error is not None:
-                errors[score.error] += 1
-        yield Part(
-            label=label,
-            name=name,
-            weight=scores[0].weight,
-            scored=len(values),
-            abstained=sum(score.value is None and score.error is None for score in scores),
-            errors=dict(errors),
-            mean=statistics.fmean(values) if values else None,
-            least=min(values, default=None),
-            greatest=max(values, default=None),
-            seconds=statistics.fmean(score.seconds for score in scores),
-        )
-
-
-def _changed(samples: Sequence[ScoredSample], recorded: Sequence[Any]) -> int | None:
-    pairs = [(sample.reward, before) for sample, before in zip(samples, recorded, strict=True) if isinstance(before, (int, float))]
-    return sum(now is None or abs(now - before) > SAME * max(1.0, abs(before)) for now, before in pairs) if pairs else None
-
-
-def as_data(tried: Tried) -> dict[str, Any]:
-    """For `--json`; samples as in a run's files."""
-    return {
-        "completions": tried.what,
-        "changed": tried.changed,
-        "parts": [to_data(part) for part in tried.parts],
-        "samples": [sample_line(sample, step=0, advantage=None) for sample in tried.samples],
-    }

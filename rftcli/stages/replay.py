@@ -1,7 +1,8 @@
 """Prompts whose group had no signal come back some steps later, when the policy is another one. Pure; remembers, as part of a checkpoint.
 
 What comes back is a prompt and not its old answers: it is sampled anew, as a group of its own. Bounded three ways: how often one prompt comes back,
-how many wait, and which share of a step they may take.
+how many wait, and which share they may have of the prompts that are asked for. Where a step goes on with kept answers it asks for fewer prompts than
+it trains on; since every trained prompt was asked for once, over the steps the share of what is asked for is the share of what is trained.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 from rftcli.errors import ResumeError
 from rftcli.plan.plan_sampling import ReplayPlan
 from rftcli.stages.outcomes import Outcome
+
+ROUNDING = 1e-9
+"""Added shares of a whole prompt are one, whatever the rounding of their sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +38,17 @@ class Replay:
         """Prompts that came back, over the whole run."""
         self.waiting: list[Waiting] = []
         """First come, first out."""
+        self._left = 0.0
+        """What earlier steps had of the share beyond whole prompts, 0 to 1: a share of 0.25 of 2 places is a prompt in every other step."""
         self._plan, self._data = plan, data
         self._dropped = 0
 
     def take(self, step: int, places: int) -> list[Waiting]:
-        """Prompts that come back in `step`, the longest waiting first, at most the plan's share of `places`."""
-        most = int(self._plan.share * places)
+        """Prompts that come back in `step`, the longest waiting first: at most the plan's share of the `places` that are asked for, and of what
+        earlier steps had left over."""
+        allowed = self._left + self._plan.share * places
+        most = min(places, int(allowed + ROUNDING))
+        self._left = min(1.0, max(0.0, allowed - most))
         due = [item for item in self.waiting if item.due <= step][:most]
         self.waiting = [item for item in self.waiting if item not in due]
         return due
@@ -61,11 +70,11 @@ class Replay:
 
     def state_dict(self) -> Mapping[str, Any]:
         waiting = [[item.turn, item.due, item.returns] for item in self.waiting]
-        return {"data": self._data, "returned": self.returned, "given_up": self._dropped, "waiting": waiting}
+        return {"data": self._data, "returned": self.returned, "given_up": self._dropped, "left": self._left, "waiting": waiting}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """ResumeError if the turns were counted in other data."""
         if state["data"] != self._data:
             raise ResumeError("the prompts that wait belong to other rows", hint="let them go: `rft resume RUN_DIR --accept`")
-        self.returned, self._dropped = int(state["returned"]), int(state["given_up"])
+        self.returned, self._dropped, self._left = int(state["returned"]), int(state["given_up"]), float(state["left"])
         self.waiting = [Waiting(turn=int(turn), due=int(due), returns=int(returns)) for turn, due, returns in state["waiting"]]

@@ -91,12 +91,27 @@ def test_recorded_completions_get_what_they_lack_from_their_rows(capsys: pytest.
     assert tried(capsys, "--completions", "c.jsonl", "--rows", "1")[1]["samples"] == [first]
 
 
+def test_what_functions_print_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("loud_for_tests.py").write_text("print('hello')\ndef f(completion):\n    print('noise')\n    return 1.0\n")
+    code, found = tried(capsys, "--set", "rewards.default.parts=[{python: 'loud_for_tests:f'}]")
+    assert code == EXIT_OK and len(found["samples"]) == 3
+
+
+def test_what_functions_log_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("logs_for_tests.py").write_text("def f(completion, log_metric):\n    log_metric('letters', len(completion))\n    return 1.0\n")
+    write({"completion": "abc"}, {"completion": "a"})
+    arguments = ("--completions", "c.jsonl", "--set", "rewards.default.parts=[{python: 'logs_for_tests:f'}]")
+    assert tried(capsys, *arguments)[1]["logged"] == {"letters": 9.0}  # the prefill is scored too
+    assert rft(*arguments) == EXIT_OK and "logged, means: letters 9.00" in capsys.readouterr().out
+
+
 def test_a_combining_function(capsys: pytest.CaptureFixture[str]) -> None:
     write({"completion": "5", "reference": 5}, {"completion": "6", "reference": 5})
     code, found = tried(capsys, "--completions", "c.jsonl", "--set", "rewards.default.combine={python: mine_for_tests:whole}")
     assert code == EXIT_OK and [sample["reward"] for sample in found["samples"]] == [0.5, 0.5]
     assert rft("--completions", "c.jsonl", "--set", "rewards.default.combine={python: mine_for_tests:broken}") == EXIT_FAILED
-    assert "combine: mine_for_tests:broken: RuntimeError: no idea" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "combine: 2 x mine_for_tests:broken: RuntimeError: no idea" in shown and "(first at c.jsonl:1)" in shown
 
 
 @pytest.mark.parametrize(
@@ -105,6 +120,12 @@ def test_a_combining_function(capsys: pytest.CaptureFixture[str]) -> None:
         ("", "c.jsonl holds no completion"),
         ("{}\n", "c.jsonl:1: no text `completion`"),
         ('{"completion": "a"}\n\nnot json\n', "c.jsonl:3: not JSON"),
+        ('{"completion": 5}\n', "c.jsonl:1: `completion` must be text, got 5"),
+        ('{"completion": "a"}\n{"completion": "a", "label": ["math"]}\n', "c.jsonl:2: `label` must be text"),
+        ('{"completion": "a", "columns": [1]}\n', "c.jsonl:1: `columns` must be an object"),
+        ('{"completion": "a", "tokens": "7"}\n', "c.jsonl:1: `tokens` must be a whole number"),
+        ('{"completion": "a", "draw": true}\n', "c.jsonl:1: `draw` must be a whole number"),
+        ('\n{"completion": "a", "finish": "eos"}\n', 'c.jsonl:2: `finish` is "eos"'),
     ],
 )
 def test_files_without_completions(lines: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,8 +153,55 @@ def test_only_try_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == EXIT_USAGE and "rft rewards try RECIPE" in capsys.readouterr().err
 
 
-def test_services_are_asked_and_models_are_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    """A reward service answers as in a run; a classifier is an error that says where it is loaded."""
+def test_a_label_without_rewards_names_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ("--set", "rewards.math=[{rule: exact}]", "--set", "rewards.default=null", "--set", "data.train[0].label=math", "--completions", "c.jsonl")
+    write({"completion": "5", "reference": 5, "label": "math"}, {"completion": "6", "reference": 5, "label": "maths"})
+    assert rft(*sets) == EXIT_USAGE
+    shown = capsys.readouterr().err
+    assert "c.jsonl:2: there are no rewards for the label `maths`" in shown and "did you mean `math`?" in shown
+    write({"completion": "5", "reference": 5})
+    assert rft(*sets) == EXIT_USAGE
+    shown = capsys.readouterr().err
+    assert "c.jsonl:1: there are no rewards for the label `default`" in shown and "the line has no `label`" in shown
+
+
+def test_an_error_says_where_it_was_met_first(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"completion": "1", "columns": {"level": 1}, "reference": 1}, *[{"completion": "1", "columns": {"level": 9}, "reference": 1}] * 2)
+    assert rft("--completions", "c.jsonl") == EXIT_FAILED
+    assert "own: 2 x mine_for_tests:f: RuntimeError: too hard (mine_for_tests.py:3) (first at c.jsonl:2)" in capsys.readouterr().out
+
+
+def test_rewards_are_combined_and_shaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """1.0 + 0.1 for both; the second is cut at 8 of 8 tokens (overlong -1), and did not end (-0.25)."""
+    sets = [
+        "rewards.default.parts=[{rule: math_answer}, {rule: regex, weight: 0.1, options: {pattern: '5'}}]", "rollout.max_new_tokens=8",
+        "reward_shaping={overlong: {buffer: 4}, missing_eos_penalty: 0.25, clip: [-0.1, 5], running_norm: scale}",
+    ]  # fmt: skip
+    line = {"completion": "5", "reference": 5}
+    write({**line, "tokens": 2, "reward": 1.1}, {**line, "tokens": 8, "finish": "length", "reward": -0.1, "combined": 1.1})
+    arguments = ("--completions", "c.jsonl", *(word for text in sets for word in ("--set", text)))
+    code, found = tried(capsys, *arguments)
+    assert (code, found["changed"]) == (EXIT_OK, 0)
+    assert [(sample["combined"], sample["reward"]) for sample in found["samples"]] == [(1.1, 1.1), (1.1, -0.1)]
+    assert (found["rewards"][0]["mean"], found["rewards"][0]["scored"]) == (0.5, 2)
+    assert found["notes"] == ["reward_shaping.running_norm is left out: it depends on all rewards before"]
+    assert rft(*arguments) == EXIT_OK
+    shown = capsys.readouterr().out
+    assert "combined" in shown and "reward, shaped" in shown and "running_norm is left out" in shown
+    masked = (*arguments, "--set", "reward_shaping.truncated=mask", "--set", "reward_shaping.missing_eos_penalty=null")
+    code, found = tried(capsys, *masked)
+    assert [sample["reward"] for sample in found["samples"]] == [1.1, None] and found["samples"][1]["masked"]
+    rft(*masked)
+    assert "masked" in capsys.readouterr().out
+
+
+def test_an_overlong_penalty_without_a_length_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = tried(capsys, "--rows", "1", "--set", "rollout.max_new_tokens=auto", "--set", "reward_shaping.overlong={buffer: 4}")
+    assert code == EXIT_OK and "reward_shaping.overlong is left out" in found["notes"][0]
+
+
+def test_models_are_left_out_when_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reward service answers as in a run; a reward with a part that is left out is no number, and no failure."""
 
     def lengths(asked: Asked, number: int) -> Any:
         return {"rewards": [float(len(text)) for text in asked.body["query"]]}
@@ -141,13 +209,20 @@ def test_services_are_asked_and_models_are_not_loaded(capsys: pytest.CaptureFixt
     with FakeService(lengths) as service:
         sets = [
             f"models.scorers={{service: {{kind: http, urls: ['{service.url}/score']}}, large: {{kind: classifier, path: no/model}}}}",
-            "rewards.default.parts=[{model: service}, {model: large, weight: 0.5, on_error: abstain}]",
+            "rewards={default: [{model: service}, {model: large, weight: 0.5, on_error: stop}], plain: [{model: service}]}",
         ]
-        code = rft("--json", *(word for text in sets for word in ("--set", text)))
-    assert code == EXIT_FAILED  # a part had errors
-    parts = {part["name"]: part for part in json.loads(capsys.readouterr().out)["parts"]}
-    assert parts["service"]["scored"] == 3 and parts["service"]["mean"] > 0
-    assert parts["large"]["scored"] == 0 and "is loaded by `rft train` and `rft eval` alone" in next(iter(parts["large"]["errors"]))
+        write({"completion": "abc", "reward": 2.0}, {"completion": "abc", "label": "plain", "reward": 10.0})
+        arguments = ("--no-models", "--completions", "c.jsonl", *(word for text in sets for word in ("--set", text)))
+        code, found = tried(capsys, *arguments)
+        assert rft(*arguments) == EXIT_OK
+    assert code == EXIT_OK and (found["left_out"], found["changed"]) == (["large"], 0)
+    parts = {(part["label"], part["name"]): part for part in found["parts"]}
+    assert parts["default", "service"]["scored"] == 1 and parts["default", "service"]["mean"] > 0
+    large = parts["default", "large"]
+    assert (large["scored"], large["abstained"], large["errors"], large["left_out"]) == (0, 0, {}, True)
+    assert [sample["reward"] for sample in found["samples"]] == [None, parts["plain", "service"]["mean"]]
+    shown = capsys.readouterr().out
+    assert "without large" in shown and "large left out" in shown and "without --no-models their models are loaded" in shown
 
 
 def test_a_held_out_completion_finds_the_row_of_its_own_set(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,8 @@ except SystemExit as leave:
 
 def after(*arguments: str, folder: Path, code: str = AFTER) -> set[str]:
     """The modules of a process that has done a command."""
-    env = {**os.environ, "PYTHONPATH": str(Path(rftcli.__file__).parents[1])}
+    env = {name: value for name, value in os.environ.items() if name != "PYDANTIC_DISABLE_PLUGINS"}  # commands in this process set it
+    env["PYTHONPATH"] = str(Path(rftcli.__file__).parents[1])
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=folder, env=env, capture_output=True, text=True, check=True)
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["code"] == 0, done.stderr

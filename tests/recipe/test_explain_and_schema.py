@@ -100,6 +100,10 @@ class Row:
     summary: str
     options: Mapping[str, Any]
 
+    @property
+    def words(self) -> Mapping[str, tuple[str, str]]:
+        return {name: ("a thing", f"What {name} is.") for name in self.options}
+
 
 REWARDS = {
     "same": Row(summary="1 if equal", options={"after": None, "limit": "(required)", "read": ("a", "b")}),
@@ -112,9 +116,9 @@ def test_a_reward_rule() -> None:
         "same\n\n"
         "  1 if equal.\n\n"
         "  is  a reward rule, as in `rewards: {default: [{rule: same}]}`\n\n"
-        "  after  default null\n"
-        "  limit  needed\n"
-        "  read   default [a, b]\n"
+        "  after  default null    a thing - What after is.\n"
+        "  limit  needed          a thing - What limit is.\n"
+        "  read   default [a, b]  a thing - What read is.\n"
     )
     assert explain("plain", REWARDS).endswith("[{rule: plain}]}`\n")
     page = explain("rewards.default.parts.rule", REWARDS)
@@ -127,7 +131,8 @@ def test_a_reward_rule() -> None:
 
 def test_without_a_topic_the_sections() -> None:
     lines = explain().splitlines()
-    assert [line.split()[0] for line in lines[4:-2]] == list(Recipe.model_fields)
+    assert [line.split()[0] for line in lines[4 : 4 + len(Recipe.model_fields)]] == list(Recipe.model_fields)
+    assert lines[4 + len(Recipe.model_fields)] == "" and lines[5 + len(Recipe.model_fields)].startswith("  presets: ")
     assert f"  rollout         {Recipe.model_fields['rollout'].description}" in lines
 
 

@@ -222,3 +222,49 @@ def test_a_resolved_recipe_means_the_same_elsewhere(minimal: str, tmp_path: Path
     assert "${D}" in copy.read_text()
     assert load_recipe(copy, env={"D": "rows"}).recipe == loaded.recipe
     assert load_recipe(copy, env={"D": "others"}).recipe.data.train[0].path == f"{tmp_path}/one/others/train.jsonl"
+
+
+SECTIONED = """\
+models: {policy: {path: m}}
+data: {train: {path: d}}
+rewards: {default: [{rule: exact}]}
+train: {steps: 2}
+rollout: {top_p: 0.5, top_k: -1}
+"""
+
+
+@pytest.mark.parametrize("after", [(), ("rollout.min_p=0.1",)])
+def test_a_scalar_never_takes_the_place_of_a_section(after: tuple[str, ...]) -> None:
+    """Nor is it lost when a later --set goes below it; what is wrong in the section is told beside it."""
+    with pytest.raises(RecipeError) as caught:
+        load_text(SECTIONED, sets=["rollout=3", *after])
+    first, second = sorted(caught.value.problems, key=lambda problem: problem.path)
+    assert first.message == "must be a mapping, got `3`, which would take the place of `top_p`, `top_k`"
+    assert first.path == "rollout" and "samples_per_prompt" in first.allowed
+    assert str(first.hint).startswith("set one of its keys, as in `--set rollout.top_p=...`")
+    assert second.path == "rollout.top_k"
+
+
+def test_a_scalar_in_the_place_of_a_section_that_is_not_written() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_text(SECTIONED.replace("-1", "1000"), sets=["train.optimizer=adamw", "train.optimizer.lr=1.0e-6"])
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.message, problem.label) == ("train.optimizer", "must be a mapping, got `adamw`", "write `{kind: adamw}`")
+    assert "--set train.optimizer.kind=..." in str(problem.hint) and "betas" in problem.allowed
+
+
+@pytest.mark.parametrize("key", ["rewards", "models.scorers", "models.policy.options", "rollout.by_label"])
+def test_a_scalar_in_the_place_of_names_of_your_own_is_not_lost(key: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_text(SECTIONED.replace("-1", "1000"), sets=[f"{key}=exact", f"{key}.x={{}}"])
+    assert [problem.path for problem in caught.value.problems if problem.message.startswith("must be a mapping, got `exact`")] == [key]
+
+
+def test_what_a_set_does_to_what_is_written() -> None:
+    text = SECTIONED.replace("-1", "1000")
+    merged = load_text(text, sets=["rollout={min_p: 0.1}", "rewards={math: [{rule: f1}]}"]).recipe
+    assert (merged.rollout.top_p, merged.rollout.min_p, set(merged.rewards)) == (0.5, 0.1, {"default", "math"})
+    replaced = load_text(text, sets=["rewards=null", "rewards={math: [{rule: f1}]}", "rewards.math.combine=min", "data.train.label=math"]).recipe
+    assert set(replaced.rewards) == {"math"} and replaced.rewards["math"].combine == "min"
+    either = load_text(text, sets=["rewards.default.combine=min", "rewards.default.combine.python=a:b"]).recipe
+    assert not isinstance(either.rewards["default"].combine, str)  # a key that takes a word or a mapping

@@ -295,6 +295,7 @@ def test_sections_with_nothing_in_them_take_their_defaults(minimal: str) -> None
         ("rollout: [1]", "must be a mapping, got a list", None),
         ("rollout: 3", "must be a mapping, got `3`", None),
         ("track: {wandb: true}", "must be a mapping or null, got `true`", "`{}` takes the defaults"),
+        ("reward_shaping: {overlong: true}", "must be a mapping or null, got `true`", "`{buffer: ...}` switches it on"),
         ("algorithm: {loss: gspo}", "must be a mapping, got `gspo`", "write `{kind: gspo}`"),
         ("algorithm: {loss: gpso}", "must be a mapping, got `gpso`", None),
         ("algorithm: {estimator: rloo}", "unknown key `estimator`", "did you mean `algorithm.advantage.kind`?"),
@@ -317,6 +318,8 @@ def test_shapes(minimal: str, problems_of: Problems, text: str, message: str, la
         ("{default: [exact]}", "write `{rule: exact}`"),
         ("{default: my_rewards:brevity}", "write `[{python: 'my_rewards:brevity'}]`"),
         ("{default: 5}", None),
+        ("exact", "write `{default: [{rule: exact}]}`"),
+        ("my_rewards:brevity", "write `{default: [{python: 'my_rewards:brevity'}]}`"),
     ],
 )
 def test_a_reward_that_is_only_named(minimal: str, problems_of: Problems, rewards: str, label: str | None) -> None:

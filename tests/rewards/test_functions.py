@@ -43,6 +43,7 @@ class AsyncScorer:
 
 scorer = Scorer()
 async_scorer = AsyncScorer()
+def of_a_column(completion, level): return 0
 """
 RECORD_OF_ONE: dict[str, Any] = {name: None for name in RECORD} | {"completion": "four", "reference": "four", "tokens": 2}
 
@@ -102,6 +103,10 @@ def test_a_function_gets_what_it_asks_for(folder: Path, loop: EventLoop, target:
         ("functions_for_tests:greedy", {}, "asks for `refrence`, which no completion has", "did you mean `reference`?"),
         ("functions_for_tests:positional", {}, "asks for `completion`, which no completion has", "did you mean `completion`?"),
         ("functions_for_tests:with_options", {}, "asks for `scale`, which no completion has", None),
+        (
+            "functions_for_tests:of_a_column", {}, "asks for `level`, which no completion has",
+            'did you mean `label`?; a column of the data is `columns["level"]`',
+        ),
         ("functions_for_tests:with_options", {"scale": 1, "ofset": 1}, "takes no option `ofset`", "did you mean `offset`?"),
         ("functions_for_tests:everything", {"prompt": 1}, r"options \['prompt'\] have names that the record", None),
         ("fails_for_tests:f", {}, "importing `fails_for_tests` failed: No module named 'no_such_library_for_tests'", None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -299,6 +300,22 @@ def test_prompts_that_come_back_are_new_groups_behind_the_kept_ones(made: Simple
     assert {group.prompt.draw: group.prompt.row for group in second.groups} == {5: 1, 6: 4, 7: 5, 8: 6}
     everything = [draw for _ in range(3) for draw in draws(run.step())]
     assert len(everything) == len(set(everything)) and 2 in everything
+
+
+def test_the_share_of_what_comes_back_is_of_the_prompts_that_are_asked_for(made: SimpleNamespace) -> None:
+    """Every other answer goes on in the next step, so that a step asks for fewer prompts than it trains on. A quarter of them come back all the same,
+    and of what is trained no more."""
+    replay = "rollout.replay={after_steps: 1, share: 0.25}"
+    run = Run(made, SoloWorld(), {(draw, 0): 6 for draw in range(0, 300, 2)}, *BUDGET, replay, replays=True)
+    asked, came_back, trained, continued = 0, 0, 0, 0
+    for _ in range(16):
+        before = run.source.next_draw
+        found = run.step()
+        back = found.metrics["replay"]["came_back"]
+        came_back, asked = came_back + back, asked + back + run.source.next_draw - before
+        trained, continued = trained + len(found.groups), continued + found.metrics["partial"]["groups_continued"]
+    assert continued > 8 and asked >= trained
+    assert math.floor(0.25 * asked) - 3 <= came_back <= 0.25 * asked
 
 
 def held(draw: int, version: int | None, tokens: int = 1) -> Held:

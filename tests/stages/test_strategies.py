@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +219,28 @@ def test_replay_is_bounded() -> None:
     memory.after(1, [outcome(9, [1.0, 1.0])])  # solved, and only those below a half come back
     assert [item.turn for item in memory.take(3, 4)] == [0, 1]  # half of four
     assert [item.turn for item in memory.take(4, 4)] == [2]
+
+
+@given(places=st.lists(st.integers(0, 9), max_size=30), share=st.sampled_from([0.1, 0.25, 1 / 3, 0.5, 0.7, 1.0]))
+def test_the_share_holds_over_steps_of_any_size(places: list[int], share: float) -> None:
+    """As where `partial` asks for few prompts a step: over the steps the share is reached whatever their size, and never passed."""
+    memory = replay(share=share, max_waiting=1000)
+    memory.after(0, [outcome(turn, [0.0, 0.0]) for turn in range(300)])
+    came_back, asked = 0, 0
+    for count in places:
+        other = replay(share=share, max_waiting=1000)
+        other.load_state_dict(memory.state_dict())
+        taken = memory.take(9, count)
+        assert other.take(9, count) == taken and len(taken) <= min(count, math.ceil(share * count + 1e-9))
+        came_back, asked = came_back + len(taken), asked + count
+        assert math.floor(share * asked + 1e-6) - 1 <= came_back <= share * asked + 1e-6
+
+
+def test_a_share_of_few_places_is_not_lost_nor_saved_up() -> None:
+    memory = replay(share=0.25, max_waiting=1000)
+    assert [len(memory.take(step, 2)) for step in range(10)] == [0] * 10  # nobody waits
+    memory.after(0, [outcome(turn, [0.0, 0.0]) for turn in range(20)])
+    assert [len(memory.take(step, 2)) for step in range(10, 18)] == [0, 1] * 4
 
 
 def test_a_prompt_that_comes_back_is_another_group(made: SimpleNamespace) -> None:

@@ -24,6 +24,29 @@ LOSS_OPTIONS: dict[str, dict[str, Any]] = {
     "dro": {"beta": 0.1},
 }
 """Loss -> what its `options` may hold, with defaults. Those of an own loss are its function's."""
+_SHARE = "Share of the update's trained tokens that are chosen, at least one."
+OPTION_MEANINGS: dict[str, dict[str, str]] = {
+    "sapo": {
+        "tau_positive": "How steeply the weight falls away from a ratio of 1, for positive advantages.",
+        "tau_negative": "The same for advantages of 0 and below; above the other, such tokens are held more tightly.",
+    },
+    "cpg": {
+        "drift": "Coefficient of the drift from the old policy, rho - 1 - log rho; 0 is off.",
+        "drift_bound": "Largest pull of the drift on a token; null does not bound it.",
+    },
+    "clip_cov": {
+        "share": f"{_SHARE} They lose their policy term.",
+        "low": "Covariance above which a token may be chosen.",
+        "high": "Covariance below which a token may be chosen.",
+    },
+    "kl_cov": {
+        "share": f"{_SHARE} Those of highest covariance pay the penalty.",
+        "beta": "Coefficient of the penalty, |new - old| of a chosen token.",
+    },
+    "reinforce": {"importance_weight": "Whether the log-prob is weighted with the ratio of new to old policy, which has no bound."},
+    "dro": {"beta": "Coefficient of the parabola around the old log-prob: how strongly a token is held there."},
+}
+"""Loss -> what each of its `options` means."""
 KIND_DEFAULTS: dict[str, dict[str, Any]] = {
     "rloo_sequence": {"aggregate": "sequence_mean"},
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence_mean"},

@@ -66,7 +66,9 @@ class Replay(Section):
 
     after_steps: Count = Field(10, description="Steps until a prompt without signal may come back.")
     times: Count = Field(1, description="How often one prompt may come back.")
-    share: Annotated[float, Field(gt=0, le=1)] = Field(0.25, description="Largest share of a step's prompts that come back.")
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.25, description="Largest share of prompts that come back, of those that a step asks for; what is no whole prompt counts for the next step."
+    )
     max_waiting: Count = Field(4096, description="Prompts that wait, at most; more are not remembered.")
     below: float | None = Field(None, description="Only prompts whose mean reward was below this come back; null: all without signal.")
 

@@ -27,7 +27,7 @@ def remote_scorer(spec: ScorerSpec, ranks: int) -> Remote:
 
 
 class NotLoaded:
-    """Stands for a model where none is loaded: each question to it is an error that says so."""
+    """Stands for a model that is left out: each question to it is an error that says so."""
 
     remote: Literal[False] = False
     collective = False
@@ -39,7 +39,7 @@ class NotLoaded:
         return view.completion
 
     def score(self, views: Sequence[View]) -> list[float | Exception]:
-        return [UsageError(f"the model of scorer `{self._name}` is loaded by `rft train` and `rft eval` alone") for _ in views]
+        return [UsageError(f"the model of scorer `{self._name}` is left out") for _ in views]
 
     def close(self) -> None:
         """Nothing is held."""
