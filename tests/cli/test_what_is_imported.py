@@ -73,8 +73,11 @@ def test_processes_of_a_run_begin_with_little(tmp_path: Path, module: str, witho
 
 
 @pytest.mark.parametrize(("command", "switch"), [(("explain", "train.steps"), "__all__"), (("rewards", "try", "recipe.yaml"), None)])
-def test_plugins_of_pydantic_are_looked_for_where_own_code_runs(tmp_path: Path, command: tuple[str, ...], switch: str | None) -> None:
+def test_plugins_of_pydantic_are_looked_for_where_own_code_runs(
+    tmp_path: Path, command: tuple[str, ...], switch: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Looking reads the metadata of every installed package."""
+    monkeypatch.delenv("PYDANTIC_DISABLE_PLUGINS", raising=False)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     code = AFTER.replace('"modules": sorted(sys.modules)', '"modules": [__import__("os").environ.get("PYDANTIC_DISABLE_PLUGINS")]')
     assert after(*command, folder=tmp_path, code=code) == {switch}

@@ -35,7 +35,7 @@ def alive(pid: int) -> bool:
 
 
 def gone(ranks: list[subprocess.Popen[bytes]]) -> None:
-    assert not any(alive(rank.pid) for rank in ranks)
+    until(lambda: not any(alive(rank.pid) for rank in ranks))
     for rank in ranks:
         rank.wait(10)  # what was waited for already is forgotten here
 
