@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rftcli.plan import memory
+from rftcli.plan.compile_judges import start_of, with_gpus
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ScorerFacts
 from rftcli.plan.plan import WorldPlan
@@ -40,7 +41,7 @@ def scorer_plans(
     if unused:
         notes.append(unused_text(unused))
     found = [_scorer(recipe, name, facts, world, known.get(name, ScorerFacts()), notes) for name in recipe.models.scorers if name in used]
-    specs = _kept_or_offloaded(recipe, found, facts, world, notes)
+    specs = with_gpus(_kept_or_offloaded(recipe, found, facts, world, notes), recipe, facts, world, problems)
     for spec in specs:
         if spec.weights is not None and spec.weights.max_tokens is not None:
             model = known.get(spec.name, ScorerFacts()).model
@@ -57,13 +58,14 @@ def _scorer(recipe: Recipe, name: str, facts: Facts, world: WorldPlan, known: Sc
     if section.kind == CLASSIFIER:
         return ScorerSpec(**common, weights=_weights(section, facts, world, known, name, notes), head=str(section.head))
     if section.kind == GENERATIVE:
-        server = None if section.placement == "shared" else section.placement.server
+        here, server = section.placement == "shared", None if section.placement == "shared" else section.placement.server
         score = section.score
         assert score is not None, "a rule of the recipe asks for it"
         return ScorerSpec(
             **common,
-            weights=_weights(section, facts, world, known, name, notes) if server is None else None,
-            service=None if server is None else _service(section, (server,)),
+            weights=_weights(section, facts, world, known, name, notes) if here else None,
+            service=None if here else _service(section, () if server is None else (server,)),
+            start=start_of(section, world, known),
             prompt=known.prompt or section.prompt,
             read=ReadSpec(regex=score.regex, json=score.json_, token=score.token, against=tuple(score.against), scale=score.scale),
             max_new_tokens=1 if score.token is not None else section.max_new_tokens,

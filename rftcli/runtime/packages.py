@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rftcli.errors import MachineError
+from rftcli.plan.compile_scorers import used_scorers
 from rftcli.plan.compile_server import needs_vllm_here
 from rftcli.probe.machine import installed
 from rftcli.recipe.sections import Recipe
@@ -18,3 +19,8 @@ def require_packages(recipe: Recipe) -> None:
         if needed and not installed(engine):
             message = f"rollout.engine {engine} needs the package `{engine}`, which is not installed"
             raise MachineError(message, hint=f"pip install 'rftcli[{engine}]'")
+    for name in used_scorers(recipe):
+        place = recipe.models.scorers[name].placement
+        if place != "shared" and place.gpus is not None and not place.command and not installed("vllm"):
+            message = f"models.scorers.{name}.placement.gpus needs the package `vllm`, which is not installed"
+            raise MachineError(message, hint="pip install 'rftcli[vllm]', or `placement.command` of a vLLM elsewhere on this machine")

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, ModelPath, NonNegative, Options, Section, Target, TemplateText, Text
+from rftcli.recipe.sections.engine import PositiveShare
 from rftcli.recipe.sections.quantise import Quantise
 
 
@@ -23,9 +24,25 @@ class JudgeScore(Section):
 
 
 class Placement(Section):
-    """Where a judge runs."""
+    """Where a judge runs: at a server that is there already, or at one that the run starts on GPUs of its own and ends with itself."""
 
     server: Text | None = Field(None, description="Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8000/v1`.")
+    gpus: NonNegative | None = Field(
+        None,
+        description="How many GPUs of the first rank's machine a vLLM server of the judge has for itself, none of them a rank's; 0 on a CPU. "
+        "The run starts and ends it.",
+    )
+    tensor_parallel: Literal["auto"] | Count = Field(
+        "auto", description="GPUs that share one copy of the judge; fewer than `gpus` start several servers; auto: all of them."
+    )
+    memory_share: Literal["auto"] | PositiveShare = Field(
+        "auto", description="Share of each GPU's memory for weights and cache; on a CPU of the machine's memory for the cache alone."
+    )
+    ready_seconds: float = Field(600.0, gt=0, description="How long the server may take until it is healthy, at the start of the run.")
+    command: tuple[Text, ...] = Field(
+        (), description="Words that start `vllm serve`, such as `[/other/venv/bin/vllm, serve]`; empty: vLLM of this Python. Arguments are added."
+    )
+    options: Options = Field(default_factory=dict, description="Further arguments of `vllm serve`, such as `{quantization: awq}`.")
 
 
 class ScorerModel(Section):
@@ -66,7 +83,9 @@ class ScorerModel(Section):
     max_new_tokens: Count = Field(256, description="Longest reply of a judge.")
     temperature: float = Field(0.0, ge=0, description="Sampling temperature of a judge; 0 is greedy.")
     samples: Count = Field(1, description="Replies of a judge whose mean is the score; more than one needs a temperature.")
-    placement: Literal["shared"] | Placement = Field("shared", description="shared: a judge runs on the ranks; `{server: URL}`: where it is asked.")
+    placement: Literal["shared"] | Placement = Field(
+        "shared", description="shared: a judge runs on the ranks. `{gpus: n}`: the run starts it on GPUs of its own. `{server: URL}`: where it is asked."
+    )
     api: Literal["chat", "completions"] = Field("chat", description="Which endpoint of the server is asked.")
     preset: Literal["lightrft", "openrlhf"] = Field("openrlhf", description="Names of the fields of a reward service.")
     urls: tuple[Text, ...] = Field((), description="Addresses of a reward service; the least busy one is asked.")
