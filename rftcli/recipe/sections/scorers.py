@@ -84,7 +84,7 @@ class ScorerModel(Section):
     temperature: float = Field(0.0, ge=0, description="Sampling temperature of a judge; 0 is greedy.")
     samples: Count = Field(1, description="Replies of a judge whose mean is the score; more than one needs a temperature.")
     placement: Literal["shared"] | Placement = Field(
-        "shared", description="shared: a judge runs on the ranks. `{gpus: n}`: the run starts it on GPUs of its own. `{server: URL}`: where it is asked."
+        "shared", description="shared: a judge runs on the ranks. `{gpus: n}`: the run starts it on GPUs of its own. `{server: URL}`: it is there."
     )
     api: Literal["chat", "completions"] = Field("chat", description="Which endpoint of the server is asked.")
     preset: Literal["lightrft", "openrlhf"] = Field("openrlhf", description="Names of the fields of a reward service.")
