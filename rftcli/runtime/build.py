@@ -40,6 +40,7 @@ from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import make_own_engine
 from rftcli.runtime.entropy_control import EntropyControl
 from rftcli.runtime.inputs import bound_loss, make_answers, make_desk, make_eval_scorer, make_eval_sets, make_scorer, make_source, search_paths
+from rftcli.runtime.judges import await_judges, begin_judges
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
 from rftcli.runtime.memory import make_memory, remembered
@@ -295,6 +296,7 @@ def build(
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     check_teacher(plan, tokenizer, world)
     check_servers(plan, world)
+    judges = begin_judges(plan.scorers, world, attempt, several=plan.world.nodes > 1)
     estimator = None if plan.advantage.python is None else load_estimator(plan.advantage.python, plan.advantage.options, paths)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = make_source(plan, builder, paths)
@@ -326,9 +328,10 @@ def build(
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
     teacher = make_teacher(plan, device, world)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
-    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
+    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn, judges)
     if plan.rollout.own_engine is not None:  # it looks at what memory the others have left
         sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, attempt, first_step=first_step, newest=lambda: learner.version)
+    await_judges(judges, plan.scorers, world)
     kl = None if plan.kl is None else KlControl(plan.kl)
     entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)

@@ -15,6 +15,7 @@ from rftcli.runtime.build import device_of, make_sampler
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import make_own_engine, whole_weights
 from rftcli.runtime.inputs import make_answers, make_desk, make_eval_scorer, make_eval_sets, search_paths
+from rftcli.runtime.judges import await_judges, begin_judges
 from rftcli.runtime.models import load_model, make_policy, make_tokenizer
 from rftcli.runtime.parts import PartFile
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
@@ -38,15 +39,17 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     sets = make_eval_sets(plan, builder, paths)
     desk = make_desk(plan)
     scorer = make_eval_scorer(plan, paths, desk, attempt.stop_asked)
+    judges = begin_judges(plan.scorers, world, attempt, several=plan.world.nodes > 1)
     model, adapter = make_policy(plan.policy, device, tokenizer, emit) if folder is None else (load_model(plan.policy, device, path), None)
     model.eval()
     ends = eos_ids(model.config, model.generation_config, tokenizer)
-    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
+    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn, judges)
     if plan.rollout.own_engine is None:
         sampler = make_sampler(plan, model, tokenizer, ends, pad_id(tokenizer), device, owns_weights=False)
     else:
         sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, attempt, first_step=0)
         sampler.load(whole_weights(model, adapter), 0)
+    await_judges(judges, plan.scorers, world)
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": shown, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))
     start = time.perf_counter()

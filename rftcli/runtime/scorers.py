@@ -35,6 +35,7 @@ from rftcli.rewards.scorers.remote import remote_scorer
 from rftcli.rewards.scorers.spec import CLASSIFIER, PYTHON, ScorerSpec, WeightsSpec
 from rftcli.rewards.scorers.template import asked, judge_template
 from rftcli.rewards.scorers.view import View
+from rftcli.runtime.judges import Judges
 from rftcli.runtime.sharding import partitioned
 from rftcli.types import Completion, FinishReason, Prompt, Request, SamplingSettings
 
@@ -44,17 +45,18 @@ JUDGE_ROWS = 64
 
 
 def fill_desk(
-    desk: Desk, plan: Plan, world: World, device: torch.device, folder: Path, search_path: Sequence[Path], policy_tokenizer: Any, warn: Warn
-) -> None:
-    """Load and reach everything that the plan's rewards ask. `folder`: where replies are kept. UsageError for what is no such model. Collective where
-    a scorer is partitioned."""
+    desk: Desk, plan: Plan, world: World, device: torch.device, folder: Path, search_path: Sequence[Path], policy_tokenizer: Any, warn: Warn,
+    judges: Judges,
+) -> None:  # fmt: skip
+    """Load and reach everything that the plan's rewards ask. `folder`: where replies are kept; `judges`: those that the run has started, which end
+    with the desk. UsageError for what is no such model. Collective where a scorer is partitioned."""
     if not plan.scorers:
         return
     held: dict[tuple[Any, ...], Held] = {}
     scorers: dict[str, Remote | Local] = {}
     for spec in plan.scorers:
         if spec.service is not None:
-            scorers[spec.name] = remote_scorer(spec, world.size)
+            scorers[spec.name] = remote_scorer(judges.placed(spec), world.size, judges.gone(spec))
         elif spec.kind == PYTHON:
             scorers[spec.name] = OwnScorer(str(spec.target), spec.options, device, search_path)
         else:
@@ -65,7 +67,7 @@ def fill_desk(
             scorers[spec.name] = (ClassifierScorer if spec.kind == CLASSIFIER else JudgeScorer)(spec, held[key], world, warn)
     caches = {spec.name: Cache(folder, spec, world.rank, files_of(spec, search_path)) for spec in plan.scorers if spec.cache}
     world.barrier("scorers")  # nobody writes replies while another rank still reads what was kept
-    desk.fill(scorers, caches, Texts(policy_tokenizer).front)
+    desk.fill(scorers, caches, Texts(policy_tokenizer).front, judges.stop)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,7 +117,7 @@ def files_of(spec: ScorerSpec, search_path: Sequence[Path]) -> list[Path]:
     if spec.target is not None:
         source = inspect.getsourcefile(scorer_class(spec.target, search_path))
         return [] if source is None else [Path(source)]
-    weights = spec.weights
+    weights = spec.weights or spec.start
     places = [] if weights is None else [weights.path, *([] if weights.tokenizer is None else [weights.tokenizer])]
     return [path for path in (Path(_place(text)).expanduser() for text in places) if path.exists()]
 

@@ -1,4 +1,5 @@
-"""`rft rewards try`: the recipe's rewards on completions that are given, recorded by a run, or the data's own references. No model is loaded.
+"""`rft rewards try`: the recipe's rewards on completions that are given, recorded by a run, or the data's own references. No model is loaded
+here; judges that a run would start on GPUs of their own are started, and ended behind the last score.
 
 Rewards are those of the parts, combined as the recipe says; shaping is left out, because it depends on a step. Leaves out printing.
 """
@@ -7,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,17 +23,21 @@ from rftcli.codec import to_data
 from rftcli.data.rows import Row, read_table
 from rftcli.errors import UsageError
 from rftcli.plan.compile_data import data_specs, reward_plan
-from rftcli.plan.compile_scorers import scorer_plans
+from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.compile_scorers import scorer_plans, used_scorers
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import WorldPlan
+from rftcli.probe.machine import machine_facts
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.problems import Problem
+from rftcli.recipe.scorer_rules import variant
 from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.scorers.remote import without_models
 from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.table import RewardTable
 from rftcli.rewards.words import words
 from rftcli.runtime.averaged import BOTH
+from rftcli.runtime.judges import Judges, started, told_of
 from rftcli.runtime.recipe_checks import recipe_file
 from rftcli.runtime.scorer_checks import scorer_facts
 from rftcli.stages.records import sample_line
@@ -85,21 +92,43 @@ def try_rewards(loaded: LoadedRecipe, *, count: int | None, completions: Path | 
         what, recorded = str(completions), [line.get("combined", line.get("reward")) for line in lines]
     specs = _scorers(loaded)
     desk = Desk(spec.name for spec in specs)
-    desk.fill(without_models(specs))
     own = {"combine": plan.combine, "score_prefill": plan.score_prefill, "search_path": [folder], "desk": desk}
-    with closing(RewardTable(plan.labels, **own)) as table:
+    with closing(RewardTable(plan.labels, **own)) as table, _judges(specs) as judges:
+        desk.fill(without_models([judges.placed(spec) for spec in specs], judges.gone))
         samples = sorted(table.score(iter(found)), key=_order(found))
     return Tried(what=what, samples=tuple(samples), parts=tuple(_parts(samples)), changed=_changed(samples, recorded))
 
 
 def _scorers(loaded: LoadedRecipe) -> tuple[ScorerSpec, ...]:
-    """As on one rank of a CPU: only services are reached."""
-    world = WorldPlan(ranks=1, device="cpu", backend="gloo", threads_per_rank=1)
-    facts = Facts(machine=MachineFacts(cores=1, memory_gib=1.0), model=ModelFacts(path=""), ranks=1)
+    """As on one rank of a CPU: only services are reached. Where judges are to be started, on the GPUs of this machine, none of which trains."""
+    machine, device, ranks = MachineFacts(cores=1, memory_gib=1.0), "cpu", 1
+    recipe = loaded.recipe
+    if any(variant(recipe.models.scorers[name]) == "started" for name in used_scorers(recipe)):
+        machine = machine_facts()
+        device, ranks = ("cuda", 0) if machine.gpus else ("cpu", 1)
+    world = WorldPlan(ranks=ranks, device=device, backend="gloo", threads_per_rank=1)
+    facts = Facts(machine=machine, model=ModelFacts(path=""), ranks=ranks)
     problems: list[Problem] = []
+    unfit: list[PlanProblem] = []
     known = scorer_facts(loaded, problems, os.environ, hub=False)
     loaded.raise_problems(problems)
-    return scorer_plans(loaded.recipe, facts, world, known, [], [])
+    specs = scorer_plans(recipe, facts, world, known, unfit, [])
+    loaded.raise_problems([loaded.problem(one.path, one.message, reason=one.reason, hint=one.hint) for one in unfit])
+    return specs
+
+
+@contextmanager
+def _judges(specs: Sequence[ScorerSpec]) -> Iterator[Judges]:
+    """Ready, and gone afterwards. Their logs are kept where something went wrong."""
+    folder = Path(tempfile.mkdtemp(prefix="rft-judges-"))
+    own = started(specs, folder)
+    judges = Judges(specs, own, told_of(own), None)
+    try:
+        judges.wait()
+        yield judges
+    finally:
+        judges.stop()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _order(completions: Sequence[Completion]) -> Any:
