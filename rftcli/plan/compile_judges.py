@@ -125,8 +125,7 @@ class _Free:
         parts = [f"{self._ranks} train"] if self._ranks else []
         parts += [f"{len(self._engine)} of `rollout.vllm.server.start` sample"] if self._engine else []
         parts += [f"judge `{name}` has {taken}" for name, taken in self._judges.items()]
-        used = f": {', '.join(parts)}," if parts else ","
-        return f"asks for {_gpus(count)}; of the machine's {self._machine}{used} {len(self._left)} are left"
+        return f"asks for {_gpus(count)}; of the machine's {self._machine}: {', '.join([*parts, f'{len(self._left)} are free'])}"
 
     def hint(self, count: int) -> str:
         ranks = self._ranks - (count - len(self._left))

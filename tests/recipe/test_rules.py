@@ -23,6 +23,7 @@ GAE = ("algorithm.advantage.kind=gae", "models.critic={}")
 ALONE = ["rollout.samples_per_prompt=1", "algorithm.advantage.kind=reinforce"]
 HTTP = "models.scorers.service={kind: http, urls: ['http://x']}"
 JUDGE = "models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}'"
+APART = "models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}', score: {json: a}, placement: "
 PARTIAL = ["rollout={partial: {budget_tokens: 64}, max_version_lag: 2}", "algorithm.loss.old=sampler"]
 BREACHES = [
     (
@@ -119,6 +120,39 @@ BREACHES = [
         ["models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}', score: {json: a}, placement: {server: 'http://x'}, offload: true}"],
         "models.scorers.s.offload",
         "`offload` has no meaning for a judge at a server",
+    ),
+    ("judge-placement", [f"{APART}{{}}}}"], "models.scorers.s.placement", "needs `gpus` or `server`"),
+    ("judge-placement", [f"{APART}{{gpus: 1, server: 'http://x'}}}}"], "models.scorers.s.placement.gpus", "`server` and `gpus` exclude each other"),
+    *(
+        ("judge-placement", [f"{APART}{{server: 'http://x', {key}: {value}}}}}"], f"models.scorers.s.placement.{key}",
+         "is for a server that the run starts, with `gpus`")
+        for key, value in (("tensor_parallel", 2), ("memory_share", 0.5), ("ready_seconds", 9), ("command", "[vllm]"), ("options", "{a: 1}"))
+    ),
+    (
+        "judge-placement",
+        [f"{APART}{{gpus: 3, tensor_parallel: 2}}}}"],
+        "models.scorers.s.placement.tensor_parallel",
+        "3 GPUs cannot be cut into servers of 2 each",
+    ),
+    ("judge-placement", [f"{APART}{{gpus: 0, tensor_parallel: 2}}}}"], "models.scorers.s.placement.tensor_parallel", "needs `gpus`"),
+    (
+        "judge-placement",
+        [f"{APART}{{gpus: 1, options: {{max_model_len: 9}}}}}}"],
+        "models.scorers.s.placement.options.max_model_len",
+        "has a key of its own: `models.scorers.s.max_tokens`",
+    ),
+    ("judge-placement", [f"{APART}{{gpus: 1, options: {{port: 9}}}}}}"], "models.scorers.s.placement.options.port", "`port` is not to be chosen"),
+    (
+        "judge-placement",
+        [f"{APART}{{gpus: 1}}, api: completions, template: '{{{{ messages }}}}'}}"],
+        "models.scorers.s.template",
+        "has no effect with `api: completions`",
+    ),
+    (
+        "scorer-keys",
+        [f"{APART}{{gpus: 1}}, quantise: {{}}}}"],
+        "models.scorers.s.quantise",
+        "`quantise` has no meaning for a judge at a server that the run starts",
     ),
     ("scorer-score", [f"{JUDGE}, score: {{scale: 2}}}}"], "models.scorers.s.score", "needs `regex`, `json` or `token`"),
     ("scorer-score", [f"{JUDGE}, score: {{json: a, token: yes}}}}"], "models.scorers.s.score.token", "`json` and `token` exclude each other"),

@@ -270,8 +270,12 @@ def test_trying_rewards_where_there_are_no_gpus(here: Path, capsys: pytest.Captu
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_command_that_ends_in_any_way_leaves_no_judge(here: Path, number: int) -> None:
     command = subprocess.Popen([sys.executable, "-m", "rftcli", *words(judge("org/silent"))], env=os.environ)
-    until(lambda: told(here))
-    time.sleep(1.0)  # now it waits for a reply
-    command.send_signal(number)
-    command.wait(20)
+    try:
+        until(lambda: told(here))
+        time.sleep(1.0)  # now it waits for a reply
+        command.send_signal(number)
+        command.wait(20)
+    finally:
+        command.kill()
+        command.wait()
     until(lambda: all_gone(here))

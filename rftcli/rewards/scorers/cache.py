@@ -24,9 +24,7 @@ from rftcli.rewards.scorers.view import canonical
 PASSING = ("name", "cache", "service", "batch_size", "memory_gib")
 """Fields of a scorer that do not change what it says."""
 PASSING_WEIGHTS = ("given", "parameters", "offload", "sharded", "batch_tokens")
-PASSING_START = (
-    "given", "parameters", "servers", "tensor_parallel", "gpus", "memory_share", "cache_bytes", "ready_seconds", "command", "trust_remote_code",
-)  # fmt: skip
+PASSING_START = ("given", "parameters", "servers", "tensor_parallel", "gpus", "memory_share", "cache_bytes", "ready_seconds", "command")
 
 
 class Cache:

@@ -1,0 +1,132 @@
+"""Judges with GPUs of their own: whose is which, what is refused with the arithmetic, what the plan says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rftcli.plan.compile import compile_plan
+from rftcli.plan.compile_problems import CompileError
+from rftcli.plan.facts import Facts, MachineFacts, ModelFacts, ScorerFacts
+from rftcli.plan.plan import Plan, plan_from_json, plan_to_json
+from rftcli.plan.show import plan_text
+from rftcli.recipe.load import load_text
+from rftcli.rewards.scorers.spec import StartSpec
+
+RECIPE = """\
+models: {policy: {path: org/m}}
+data: {train: {path: t.jsonl}}
+train: {steps: 1}
+batch: {prompts_per_step: 120}
+"""
+MACHINE = MachineFacts(cores=64, memory_gib=512.0, gpus=8, gpu_memory_gib=80.0, vllm=True)
+CPU = MachineFacts(cores=8, memory_gib=40.0)
+Judged = Callable[..., Plan]
+
+
+def judge(gpus: int, *more: str, path: str = "org/judge") -> str:
+    place = ", ".join((f"gpus: {gpus}", *more))
+    return f"{{kind: generative, path: {path}, prompt: '{{{{ completion }}}}', score: {{regex: '(.)'}}, placement: {{{place}}}}}"
+
+
+def checkpoint(text: str) -> str:
+    return text.partition("path: ")[2].partition(",")[0]
+
+
+def planned(*sets: str, ranks: int = 4, nodes: int = 1, machine: MachineFacts = MACHINE, parameters: int | None = None, **judges: str) -> Plan:
+    parts = ", ".join(f"{{model: {name}}}" for name in judges)
+    found = [f"models.scorers.{name}={text}" for name, text in judges.items()]
+    recipe = load_text(RECIPE, sets=[f"rewards={{default: [{parts}]}}", *found, *sets], env={}).recipe
+    known = {name: ScorerFacts(model=ModelFacts(path=f"/models/{checkpoint(text)}", parameters=parameters)) for name, text in judges.items()}
+    facts = Facts(machine=machine, model=ModelFacts(path="m", parameters=1_000_000), ranks=ranks, nodes=nodes)
+    return compile_plan(recipe, facts, name="n", search_path="/", policy_path="m", scorers=known)
+
+
+def starts(plan: Plan) -> dict[str, StartSpec]:
+    return {spec.name: spec.start for spec in plan.scorers if spec.start is not None}
+
+
+def gpus(plan: Plan) -> dict[str, tuple[int, ...]]:
+    return {name: start.gpus for name, start in starts(plan).items()}
+
+
+def refused(**asked: Any) -> dict[str, tuple[str, str | None]]:
+    sets = asked.pop("sets", ())
+    with pytest.raises(CompileError) as caught:
+        planned(*sets, **asked)
+    return {problem.path: (problem.message, problem.hint) for problem in caught.value.problems}
+
+
+def test_judges_have_the_gpus_behind_the_ranks_in_order() -> None:
+    plan = planned(a=judge(2), b=judge(1, path="org/other"))
+    assert gpus(plan) == {"a": (4, 5), "b": (6,)}
+    start = starts(plan)["a"]
+    assert (start.servers, start.tensor_parallel, start.memory_share, start.dtype, start.path) == (1, 2, 0.9, "bfloat16", "/models/org/judge")
+    assert all(spec.weights is None and spec.remote and spec.service is not None and spec.service.urls == () for spec in plan.scorers)
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_several_servers_of_one_judge() -> None:
+    plan = planned(a=judge(4, "tensor_parallel: 2", "memory_share: 0.5"))
+    start = starts(plan)["a"]
+    assert (start.servers, start.tensor_parallel, start.gpus, start.memory_share) == (2, 2, (4, 5, 6, 7), 0.5)
+    text = plan_text(plan)
+    assert "2 vLLM servers of 2 GPUs each of its own on GPUs 4, 5, 6, 7 of the first rank's machine, started by the run, 50% of the memory" in text
+
+
+def test_one_checkpoint_under_two_names_is_served_once() -> None:
+    plan = planned("models.scorers.b.score.regex='(..)'", a=judge(2), b=judge(2), c=judge(2, "options: {max_num_seqs: 9}"))
+    assert gpus(plan) == {"a": (4, 5), "b": (4, 5), "c": (6, 7)}
+    assert "shares the server of a" in plan_text(plan)
+
+
+def test_the_policys_server_keeps_its_own() -> None:
+    engine = "rollout={engine: vllm, vllm: {server: {start: {gpus: [4]}}}}"
+    assert gpus(planned(engine, a=judge(3))) == {"a": (5, 6, 7)}
+    message, hint = refused(sets=[engine], a=judge(2), b=judge(2, path="org/other"))["models.scorers.b.placement.gpus"]
+    assert message == "asks for 2 GPUs; of the machine's 8: 4 train, 1 of `rollout.vllm.server.start` sample, judge `a` has 2, 1 are free"
+    assert hint is not None and hint.startswith("`--gpus 3` trains on fewer")
+    assert gpus(planned("rollout={engine: hf, vllm: {server: {start: {gpus: [4]}}}}", a=judge(4))) == {"a": (4, 5, 6, 7)}  # it is not started
+
+
+def test_too_few_gpus_are_told_with_the_arithmetic() -> None:
+    message, hint = refused(ranks=8, a=judge(2))["models.scorers.a.placement.gpus"]
+    assert message == "asks for 2 GPUs; of the machine's 8: 8 train, 0 are free" and str(hint).startswith("`--gpus 6` trains on fewer")
+    message, hint = refused(ranks=1, machine=replace(MACHINE, gpus=1), a=judge(1))["models.scorers.a.placement.gpus"]
+    assert message == "asks for 1 GPU; of the machine's 1: 1 train, 0 are free" and str(hint).startswith("fewer `gpus`")
+
+
+def test_on_several_machines_the_first_one_has_the_judges() -> None:
+    assert gpus(planned(ranks=12, nodes=2, a=judge(2))) == {"a": (6, 7)}
+    message, _ = refused(ranks=16, nodes=2, a=judge(1))["models.scorers.a.placement.gpus"]
+    assert "8 train, 0 are free" in message
+
+
+def test_on_a_cpu() -> None:
+    plan = planned(ranks=2, machine=CPU, a=judge(0), b=judge(0, "memory_share: 0.5"))
+    assert {name: (start.gpus, start.dtype) for name, start in starts(plan).items()} == {"a": ((), "float32"), "b": ((), "float32")}
+    assert [(start.cache_bytes or 0) >> 30 for start in starts(plan).values()] == [4, 20]
+    assert "a vLLM server of its own on the CPU of the first rank's machine, started by the run, 4.00 GiB of cache" in plan_text(plan)
+    message, hint = refused(machine=CPU, ranks=1, a=judge(2))["models.scorers.a.placement.gpus"]
+    assert message == "asks for 2 GPUs, and this run is on a CPU" and "`gpus: 0`" in str(hint)
+    message, hint = refused(a=judge(0))["models.scorers.a.placement.gpus"]
+    assert message == "names no GPU, and the ranks train on GPUs" and "`--gpus 7`" in str(hint)
+
+
+def test_weights_that_cannot_fit_are_refused() -> None:
+    big = 70_000_000_000
+    message, hint = refused(parameters=big, a=judge(1))["models.scorers.a.placement.gpus"]
+    assert message == "the weights of org/judge take 130.4 GiB on one GPU, where the server may have 72.0 GiB" and "quantization" in str(hint)
+    assert "on each of 2 GPUs" not in message
+    assert gpus(planned(parameters=big, a=judge(2))) == {"a": (4, 5)}
+    assert "65.2 GiB on each of 2 GPUs" in refused(parameters=big, a=judge(2, "memory_share: 0.6"))["models.scorers.a.placement.gpus"][0]
+    assert gpus(planned(parameters=big, a=judge(1, "options: {quantization: fp8}"))) == {"a": (4,)}
+
+
+def test_longest_question_and_reply() -> None:
+    lengths = ("models.scorers.a.max_tokens=1000", "models.scorers.a.max_new_tokens=24")
+    assert starts(planned(*lengths, a=judge(1)))["a"].max_model_tokens == 1024
+    assert starts(planned(a=judge(1)))["a"].max_model_tokens is None
