@@ -71,6 +71,10 @@ def with_gpus(specs: Sequence[ScorerSpec], recipe: Recipe, facts: Facts, world: 
 def _placed(spec: ScorerSpec, count: int, free: _Free, facts: Facts, world: WorldPlan, problems: list[PlanProblem]) -> StartSpec:
     start, key = spec.start, f"models.scorers.{spec.name}.placement.gpus"
     assert start is not None
+    if start.path.endswith(".gguf"):
+        message = f"{start.given} is a GGUF file, which vLLM does not read"
+        hint = "a directory that save_pretrained wrote, or a hub id; `placement: shared` reads such files"
+        problems.append(PlanProblem(path=f"models.scorers.{spec.name}.path", message=message, hint=hint))
     if world.device == "cpu":
         if count:
             message, hint = f"asks for {_gpus(count)}, and this run is on a CPU", "`gpus: 0` starts the judge on the CPU too"

@@ -126,6 +126,11 @@ def test_weights_that_cannot_fit_are_refused() -> None:
     assert gpus(planned(parameters=big, a=judge(1, "options: {quantization: fp8}"))) == {"a": (4,)}
 
 
+def test_files_that_vllm_does_not_read() -> None:
+    message, hint = refused(a=judge(1, path="org/judge.gguf"))["models.scorers.a.path"]
+    assert message == "org/judge.gguf is a GGUF file, which vLLM does not read" and "`placement: shared`" in str(hint)
+
+
 def test_longest_question_and_reply() -> None:
     lengths = ("models.scorers.a.max_tokens=1000", "models.scorers.a.max_new_tokens=24")
     assert starts(planned(*lengths, a=judge(1)))["a"].max_model_tokens == 1024
