@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rftcli.plan import memory
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.facts import Facts, ScorerFacts
+from rftcli.plan.facts import Facts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import WorldPlan
 from rftcli.rewards.scorers.spec import ScorerSpec, StartSpec
 
@@ -22,15 +23,26 @@ CPU_CACHE_SHARE = 0.1
 WEIGHTS_SHARE = 0.95
 """Of what a server may take for its weights: some cache has to be left."""
 
+BESIDE_SECONDS = 600.0
+"""For a judge beside its rank to be ready."""
+MOST_SHARE = 0.98
+CONTEXT_GIB = 1.25
+"""Of a GPU that a judge's engine has beside weights and cache: a context of its own, and working memory of a pass."""
+SPARE = 1.05
+"""Times the cache that is asked for: it is cut into blocks."""
+UNKNOWN_CACHE_GIB = 1.0
+"""Of a judge beside its rank whose widths are not known."""
+
 
 def start_of(section: ScorerModel, world: WorldPlan, known: ScorerFacts) -> StartSpec | None:
-    """What a judge's servers are started with, without GPUs yet; None where the run starts none."""
+    """What a judge's servers are started with, without GPUs and their memory yet; None where the run starts none."""
     place, model = section.placement, known.model
-    if place == "shared" or place.gpus is None:
+    own = place if place != "shared" and place.gpus is not None else None
+    beside = place == "shared" and section.engine == "vllm"
+    if own is None and not beside:
         return None
-    each = place.gpus if place.tensor_parallel == "auto" else place.tensor_parallel
     longest = None if section.max_tokens is None else section.max_tokens + section.max_new_tokens
-    return StartSpec(
+    found = StartSpec(
         path=str(section.path) if model is None else model.path,
         given=str(section.path),
         revision=section.revision if model is None else model.revision or section.revision,
@@ -40,14 +52,21 @@ def start_of(section: ScorerModel, world: WorldPlan, known: ScorerFacts) -> Star
         template=known.template or section.template,
         parameters=None if model is None else model.parameters,
         max_model_tokens=longest,
-        servers=place.gpus // each if place.gpus else 1,
-        tensor_parallel=max(1, each),
-        gpus=(),
-        memory_share=None if place.memory_share == "auto" else float(place.memory_share),
-        cache_bytes=None,
-        ready_seconds=place.ready_seconds,
-        command=tuple(place.command),
-        options=dict(place.options),
+        servers=1, tensor_parallel=1, gpus=(), memory_share=None, cache_bytes=None, ready_seconds=BESIDE_SECONDS, command=(),
+        options=dict(section.options),
+    )  # fmt: skip
+    if own is None:
+        cache = int(_cache_gib(section, model, found.dtype) * memory.GIB)
+        return replace(found, beside=True, max_model_tokens=_longest(section, model), cache_bytes=cache)
+    each = (own.gpus or 1) if own.tensor_parallel == "auto" else own.tensor_parallel
+    return replace(
+        found,
+        servers=(own.gpus or 1) // each,
+        tensor_parallel=each,
+        memory_share=None if own.memory_share == "auto" else float(own.memory_share),
+        ready_seconds=own.ready_seconds,
+        command=tuple(own.command),
+        options=dict(own.options),
     )
 
 
@@ -57,8 +76,12 @@ def with_gpus(specs: Sequence[ScorerSpec], recipe: Recipe, facts: Facts, world: 
     shared: list[tuple[StartSpec, StartSpec]] = []
     found = []
     for spec in specs:
-        if spec.start is None:
-            found.append(spec)
+        if spec.start is not None and spec.start.path.endswith(".gguf"):
+            message = f"{spec.start.given} is a GGUF file, which vLLM does not read"
+            hint = "a directory that save_pretrained wrote, or a hub id; `placement: shared` with `engine: hf` reads such files"
+            problems.append(PlanProblem(path=f"models.scorers.{spec.name}.path", message=message, hint=hint))
+        if spec.start is None or spec.start.beside:
+            found.append(spec if spec.start is None else replace(spec, start=_with_share(spec, facts, world, problems)))
             continue
         known = next((placed for asked, placed in shared if asked == spec.start), None)
         if known is None:
@@ -71,10 +94,6 @@ def with_gpus(specs: Sequence[ScorerSpec], recipe: Recipe, facts: Facts, world: 
 def _placed(spec: ScorerSpec, count: int, free: _Free, facts: Facts, world: WorldPlan, problems: list[PlanProblem]) -> StartSpec:
     start, key = spec.start, f"models.scorers.{spec.name}.placement.gpus"
     assert start is not None
-    if start.path.endswith(".gguf"):
-        message = f"{start.given} is a GGUF file, which vLLM does not read"
-        hint = "a directory that save_pretrained wrote, or a hub id; `placement: shared` reads such files"
-        problems.append(PlanProblem(path=f"models.scorers.{spec.name}.path", message=message, hint=hint))
     if world.device == "cpu":
         if count:
             message, hint = f"asks for {_gpus(count)}, and this run is on a CPU", "`gpus: 0` starts the judge on the CPU too"
@@ -105,6 +124,49 @@ def _check_size(start: StartSpec, key: str, facts: Facts, problems: list[PlanPro
         each = f"on each of {_gpus(start.tensor_parallel)}" if start.tensor_parallel > 1 else "on one GPU"
         message = f"the weights of {start.given} take {weights:.1f} GiB {each}, where the server may have {room:.1f} GiB"
         problems.append(PlanProblem(path=key, message=message, hint="more GPUs for one copy, or `placement.options: {quantization: ...}`"))
+
+
+# beside the ranks
+
+
+def beside_gib(section: ScorerModel, model: ModelFacts | None, dtype: str, world: WorldPlan) -> float:
+    """What a judge's engine takes of a rank's device beside its weights."""
+    return _cache_gib(section, model, dtype) + (CONTEXT_GIB if world.device == "cuda" else 0.0)
+
+
+def _cache_gib(section: ScorerModel, model: ModelFacts | None, dtype: str) -> float:
+    shape = None if model is None else memory.shape_of(model)
+    if shape is None:
+        return UNKNOWN_CACHE_GIB
+    return SPARE * memory.cache_per_token(shape, dtype) * max(section.batch_tokens, _longest(section, model)) / memory.GIB
+
+
+def _longest(section: ScorerModel, model: ModelFacts | None) -> int:
+    """Question and reply together: as the recipe says, or as many of the model's positions as the cache holds."""
+    if section.max_tokens is not None:
+        return section.max_tokens + section.max_new_tokens
+    positions = None if model is None else model.max_positions
+    return section.batch_tokens if positions is None else min(positions, section.batch_tokens)
+
+
+def _with_share(spec: ScorerSpec, facts: Facts, world: WorldPlan, problems: list[PlanProblem]) -> StartSpec:
+    """A judge beside its rank, with what it takes of the device."""
+    start, weights = spec.start, spec.weights
+    assert start is not None and weights is not None
+    start = replace(start, sleeps=weights.offload)
+    if world.device == "cpu":
+        return start
+    if weights.parameters is None:
+        message, hint = "the judge's size is not known, and with it its share of the device", "`placement: {gpus: n}`, or `engine: hf`"
+        problems.append(PlanProblem(path=f"models.scorers.{spec.name}.engine", message=message, hint=hint))
+        return start
+    size = memory.DTYPE_BYTES[weights.dtype] * weights.parameters / memory.GIB + weights.beside_gib
+    share = math.ceil(100 * size / facts.machine.gpu_memory_gib) / 100
+    if share >= 1:
+        message = f"the judge takes {size:.1f} GiB, a GPU has {facts.machine.gpu_memory_gib:.1f} GiB"
+        hint = "`placement: {gpus: n}` gives it several; `batch_tokens` and `max_tokens` are what its cache holds"
+        problems.append(PlanProblem(path=f"models.scorers.{spec.name}.engine", message=message, hint=hint))
+    return replace(start, memory_share=min(share, MOST_SHARE))
 
 
 class _Free:

@@ -34,7 +34,7 @@ def _what(spec: ScorerSpec) -> str:
     if spec.target is not None:
         return f"python, {spec.target}"
     read = "" if spec.read is None else f", {_read(spec.read)}"
-    if spec.service is not None:
+    if spec.service is not None and spec.weights is None:
         service = spec.service
         limit = "" if service.per_minute is None else f", {service.per_minute:g} a minute"
         urls = redacted_text(", ".join(service.urls))
@@ -42,7 +42,8 @@ def _what(spec: ScorerSpec) -> str:
         return f"{spec.kind}{where}{read}, {service.concurrency} requests at a time{limit}"
     assert spec.weights is not None
     head = f", head {spec.head}" if spec.read is None else read
-    return f"{spec.kind}, {spec.weights.given}, {spec.weights.dtype}{head}"
+    beside = ", vLLM in a process beside each rank" if spec.start is not None else ""
+    return f"{spec.kind}, {spec.weights.given}, {spec.weights.dtype}{head}{beside}"
 
 
 def _servers(start: StartSpec) -> str:

@@ -25,6 +25,8 @@ FIXED = {
     "generation_config": "temperature and length are the recipe's",
 }  # fmt: skip
 """Argument of `vllm serve` -> why it is not to be chosen."""
+BESIDE = {"tensor_parallel_size": "placement", "gpu_memory_utilization": "batch_tokens", "kv_cache_memory_bytes": "batch_tokens"}
+"""The same of a judge beside the ranks, which has the rank's one device."""
 OF_THE_START = ("tensor_parallel", "memory_share", "ready_seconds", "command", "options")
 
 
@@ -32,6 +34,9 @@ def placement_form(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     for name, scorer in recipe.models.scorers.items():
         place, here = scorer.placement, ("models", "scorers", name, "placement")
         if place == "shared":
+            if scorer.engine == "vllm":
+                yield from _arguments(scorer.options, here[:-1], OWNED | BESIDE)
+                yield from _template(scorer, here[:-1])
             continue
         reads: tuple[KeyPath, ...] = ((*here, "server"), (*here, "gpus"))
         if place.server is None and place.gpus is None:
@@ -46,8 +51,9 @@ def placement_form(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
                     message = "is for a server that the run starts, with `gpus`"
                     yield Finding(path=(*here, key), message=message, reads=reads, at_key=True)
         yield from _cut(place.gpus, place.tensor_parallel, here)
-        yield from _arguments(place.options, here)
-        yield from _template(scorer, here[:-1])
+        yield from _arguments(place.options, here, OWNED)
+        if place.gpus is not None:
+            yield from _template(scorer, here[:-1])
 
 
 def _cut(gpus: int | None, each: int | str, here: KeyPath) -> Iterator[Finding]:
@@ -61,17 +67,19 @@ def _cut(gpus: int | None, each: int | str, here: KeyPath) -> Iterator[Finding]:
     yield Finding(path=(*here, "tensor_parallel"), message=message, hint=hint, reads=((*here, "gpus"),))
 
 
-def _arguments(options: dict[str, object], here: KeyPath) -> Iterator[Finding]:
+def _arguments(options: dict[str, object], here: KeyPath, owned: dict[str, str]) -> Iterator[Finding]:
+    """`here`: the section that has the options."""
+    scorer = ".".join(map(str, here[:3]))
     for name in options:
         path = (*here, "options", name)
-        if name in OWNED:
-            yield Finding(path=path, message=f"has a key of its own: `{'.'.join(map(str, here[:-1]))}.{OWNED[name]}`", at_key=True)
+        if name in owned:
+            yield Finding(path=path, message=f"has a key of its own: `{scorer}.{owned[name]}`", at_key=True)
         elif name in FIXED:
             yield Finding(path=path, message=f"`{name}` is not to be chosen", reason=FIXED[name], at_key=True)
 
 
 def _template(scorer: ScorerModel, here: KeyPath) -> Iterator[Finding]:
-    if scorer.template is not None and scorer.api == "completions" and scorer.placement != "shared" and scorer.placement.gpus is not None:
+    if scorer.template is not None and scorer.api == "completions":
         why = "that endpoint takes the text as it is"
         yield Finding(path=(*here, "template"), message="has no effect with `api: completions`", reason=why, reads=((*here, "api"),))
 

@@ -40,8 +40,10 @@ def known_scorer(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 
 def variant(scorer: ScorerModel) -> str:
     """Which row of KEYS applies."""
-    if scorer.kind != "generative" or scorer.placement == "shared":
+    if scorer.kind != "generative":
         return scorer.kind
+    if scorer.placement == "shared":
+        return "beside" if scorer.engine == "vllm" else scorer.kind
     return "server" if scorer.placement.gpus is None else "started"
 
 
@@ -133,7 +135,7 @@ def weights_form(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
                 if scorer.quantise.bits == 8 and key in scorer.quantise.model_fields_set:
                     bits = (*here, "quantise", "bits")
                     yield Finding(path=(*here, "quantise", key), message="has no effect with 8 bits", reads=(bits,), at_key=True)
-        for option in scorer.options if scorer.kind != "python" else ():
+        for option in scorer.options if scorer.kind != "python" and variant(scorer) != "beside" else ():
             if option in OWN_KEYS:
                 message = f"has a key of its own: `models.scorers.{name}.{OWN_KEYS[option]}`"
                 yield Finding(path=(*here, "options", option), message=message, at_key=True)
@@ -155,21 +157,23 @@ _WEIGHTS = frozenset({
 _JUDGE = frozenset({"path", "prompt", "score", "max_new_tokens", "temperature", "samples", "placement", "cache"})
 _SERVICE = frozenset({"timeout_seconds", "retries", "concurrency", "per_minute", "headers_env", "cache"})
 _STARTED = frozenset({"revision", "tokenizer", "template", "dtype", "trust_remote_code", "max_tokens"})
-SHOWN = {"server": "a judge at a server", "started": "a judge at a server that the run starts"}
+_BESIDE = _STARTED | {"options", "batch_tokens", "offload", "engine", "api", "timeout_seconds", "retries", "concurrency"}
+SHOWN = {"beside": "a judge beside the ranks (`engine: vllm`)", "server": "a judge at a server", "started": "a judge at a server that the run starts"}
 # To add a kind: a row here, one in NEEDED, and its class in `runtime.scorers`.
 KEYS: dict[str, frozenset[str]] = {
     "classifier": _WEIGHTS | {"head"},
-    "generative": _WEIGHTS | _JUDGE,
+    "generative": _WEIGHTS | _JUDGE | {"engine"},
+    "beside": _JUDGE | _BESIDE,
     "server": _JUDGE | _SERVICE | {"api"},
     "started": _JUDGE | _STARTED | (_SERVICE - {"headers_env"}) | {"api"},
     "http": _SERVICE | {"preset", "urls", "score_field", "batch_size"},
     "python": frozenset({"python", "options", "memory_gib", "cache"}),
 }
-"""Kind, or `server` for a judge at one, `started` where the run starts it -> keys that mean something."""
+"""Kind, or of a judge `beside` the ranks, at a `server`, or at one that is `started` by the run -> keys that mean something."""
 NEEDED: dict[str, tuple[str, ...]] = {
     "classifier": ("path",),
     "generative": ("path", "prompt", "score"),
-    "server": ("path", "prompt", "score"),
+    **{place: ("path", "prompt", "score") for place in ("beside", "server")},
     "started": ("path", "prompt", "score"),
     "http": ("urls",),
     "python": ("python",),

@@ -40,6 +40,7 @@ from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import make_own_engine
 from rftcli.runtime.entropy_control import EntropyControl
 from rftcli.runtime.inputs import bound_loss, make_answers, make_desk, make_eval_scorer, make_eval_sets, make_scorer, make_source, search_paths
+from rftcli.runtime.judge_servers import Starter
 from rftcli.runtime.judges import await_judges, begin_judges
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
@@ -296,7 +297,7 @@ def build(
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     check_teacher(plan, tokenizer, world)
     check_servers(plan, world)
-    judges = begin_judges(plan.scorers, world, attempt, several=plan.world.nodes > 1)
+    judges = begin_judges(plan.scorers, world, attempt, Starter(rank=world.rank, gpu=device.index, several=plan.world.nodes > 1))
     estimator = None if plan.advantage.python is None else load_estimator(plan.advantage.python, plan.advantage.options, paths)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = make_source(plan, builder, paths)

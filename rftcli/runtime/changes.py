@@ -232,6 +232,8 @@ CHANGES: dict[str, tuple[str, str]] = {
     "scorers.*.weights.given": (FOLLOWS, "from the path"),
     "scorers.*.weights.parameters": (FOLLOWS, "from the path"),
     "scorers.*.weights.offload": (FREE, "where the weights wait"),
+    "scorers.*.weights.beside_gib": (FOLLOWS, "from what the engine's cache holds"),
+    "scorers.*.weights.engine": (RISKY, "another engine's replies"),
     "scorers.*.weights.sharded": (FREE, "where the weights lie, the same score up to rounding"),
     "scorers.*.weights.batch_tokens": (FREE, "the same score up to rounding"),
     "scorers.*.weights.trust_remote_code": (FREE, "whether code may run, not which"),

@@ -15,6 +15,7 @@ from rftcli.runtime.build import device_of, make_sampler
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import make_own_engine, whole_weights
 from rftcli.runtime.inputs import make_answers, make_desk, make_eval_scorer, make_eval_sets, search_paths
+from rftcli.runtime.judge_servers import Starter
 from rftcli.runtime.judges import await_judges, begin_judges
 from rftcli.runtime.models import load_model, make_policy, make_tokenizer
 from rftcli.runtime.parts import PartFile
@@ -39,7 +40,7 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     sets = make_eval_sets(plan, builder, paths)
     desk = make_desk(plan)
     scorer = make_eval_scorer(plan, paths, desk, attempt.stop_asked)
-    judges = begin_judges(plan.scorers, world, attempt, several=plan.world.nodes > 1)
+    judges = begin_judges(plan.scorers, world, attempt, Starter(rank=world.rank, gpu=device.index, several=plan.world.nodes > 1))
     model, adapter = make_policy(plan.policy, device, tokenizer, emit) if folder is None else (load_model(plan.policy, device, path), None)
     model.eval()
     ends = eos_ids(model.config, model.generation_config, tokenizer)

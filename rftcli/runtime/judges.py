@@ -1,106 +1,33 @@
 """Judges that the run starts: servers on their way before models are loaded, waited for before the first rollout, watched, and ended with the run.
 
-They are children of the first rank, which every rank asks. Each is under its guard (`engine_guard`), so that none outlives whoever started it. One
-that ends while it is needed ends the run, with the last lines of its log. Leaves out what a judge is asked (`rewards.scorers.judge`). No torch.
+Those with GPUs of their own are children of the first rank, and every rank asks them; one beside the ranks is each rank's own, on its device. One that
+ends while it is needed ends the run, with the last lines of its log. Leaves out the servers (`judge_servers`) and what they are asked
+(`rewards.scorers.judge`). No torch.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from rftcli.builtin import builtin_path
-from rftcli.engines.vllm_http import Server, Wire
-from rftcli.engines.vllm_offer import wait_for
-from rftcli.errors import RftError, UsageError
 from rftcli.protocols import World
-from rftcli.rewards.scorers.spec import ScorerSpec, StartSpec
+from rftcli.rewards.scorers.desk import ScorerGoneError
+from rftcli.rewards.scorers.judge import ServerJudge
+from rftcli.rewards.scorers.spec import ScorerSpec
+from rftcli.rewards.scorers.view import View
 from rftcli.runtime.agreed import agreed
-from rftcli.runtime.engine_process import (
-    OWN_COMMAND,
-    UNLESS_SET,
-    EngineProcess,
-    devices_of_machine,
-    environment,
-    flags,
-    host_and_bind,
-    serve,
-    stop_all,
-)
+from rftcli.runtime.judge_servers import JudgeServers, Starter, end_all, owner, started, told_of
 from rftcli.runtime.rundir import AttemptDir, write_text
 
-CONTROL_SECONDS = 30.0
 GONE_SECONDS = 3.0
 """How long a broken connection waits for word that the server has ended: the guard sees it within a third of a second, other ranks by a file."""
 LOOK_SECONDS = 0.2
-HINT = "memory and arguments are `placement.memory_share`, `placement.options` and `max_tokens` of the scorer; then `rft resume`"
-
-
-class JudgeServers:
-    """The servers of one `StartSpec`, started by this process."""
-
-    def __init__(self, name: str, start: StartSpec, folder: Path, *, several: bool) -> None:
-        """`name`: of the first scorer that asks them. `folder`: for logs. `several`: ranks on other machines ask too."""
-        self._name, self._start = name, start
-        self.model = f"rft-judge-{uuid.uuid4().hex[:12]}"
-        self._processes: list[EngineProcess] = []
-        self._servers: list[Server] = []
-        template = None if start.template is None else folder / f"judge_{name}.jinja"
-        if template is not None:
-            write_text(template, str(start.template))
-        words = [_place(start.path), *flags(arguments(start, self.model, template))]
-        host, bind = host_and_bind(several=several)
-        for number in range(start.servers):
-            own = start.gpus[number * start.tensor_parallel : (number + 1) * start.tensor_parallel]
-            devices = devices_of_machine(os.environ, own) if own else None
-            env = environment(os.environ, UNLESS_SET, devices, own=not start.command)
-            log = folder / (f"judge_{name}_{number}.log" if start.servers > 1 else f"judge_{name}.log")
-            url, process = serve(start.command or OWN_COMMAND, words, env, log, host, bind)
-            self._processes.append(process)
-            self._servers.append(Server(url=url, last_words=process.last_words))
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """As OpenAI's clients want them."""
-        return tuple(f"{server.url}/v1" for server in self._servers)
-
-    def wait(self) -> None:
-        """Until all are healthy and serve this run's judge. RftError with the end of the log of one that is not."""
-        wire = Wire(timeout_seconds=CONTROL_SECONDS)
-        try:
-            for server, process in zip(self._servers, self._processes, strict=True):
-                try:
-                    wait_for(wire, server, self._start.ready_seconds, key=f"models.scorers.{self._name}.placement.ready_seconds")
-                    self._check_model(wire, server)
-                except RftError as error:
-                    message = f"judge `{self._name}` ({self._start.given}): {error.message}{process.end_of_log()}"
-                    raise type(error)(message, hint=error.hint or HINT) from error
-        finally:
-            wire.close()
-
-    def _check_model(self, wire: Wire, server: Server) -> None:
-        reply = wire.call(server, "GET", "/v1/models")
-        listed = [str(model["id"]) for model in reply.json().get("data", [])] if reply.status_code == 200 else []
-        if self.model not in listed:
-            raise UsageError(f"{server.shown} serves {', '.join(listed) or 'no model'}, not {self.model}", hint="another server has taken its port")
-
-    def last_words(self) -> str | None:
-        """Of the first that has ended, with the end of its log; None while all live."""
-        for process in self._processes:
-            words = process.last_words()
-            if words is not None:
-                return f"the server of judge `{self._name}` ({self._start.given}) is gone: {words}{process.end_of_log()}"
-        return None
-
-    @property
-    def processes(self) -> tuple[EngineProcess, ...]:
-        return tuple(self._processes)
 
 
 class Judges:
@@ -113,7 +40,7 @@ class Judges:
         started them tells others that one is gone; None: nobody else asks."""
         self._owners = {spec.name: owner(specs, spec) for spec in specs if spec.start is not None}
         self._own, self._told, self._notes, self._over = dict(own), dict(told), notes, threading.Event()
-        if own and notes is not None:
+        if any(not servers.beside for servers in own.values()) and notes is not None:
             notes.mkdir(parents=True, exist_ok=True)
             threading.Thread(target=self._watch, name="judge-watch", daemon=True).start()
 
@@ -141,99 +68,91 @@ class Judges:
 
         return look
 
-    def wait(self) -> None:
-        """For those that this process has started. RftError for one that does not get ready; all are ended then."""
+    def wait(self, *, beside: bool = False) -> None:
+        """For those that this process has started, or those of them beside the rank. RftError for one that does not get ready; all are ended then."""
         try:
             for servers in self._own.values():
-                servers.wait()
+                if servers.beside or not beside:
+                    servers.wait()
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
         self._over.set()
-        stop_all([process for servers in self._own.values() for process in servers.processes])
+        end_all(self._own)
+
+    def at_work(self, spec: ScorerSpec) -> AbstractContextManager[None]:
+        """Of a judge beside this rank."""
+        return self._own[self._owners[spec.name]].at_work()
 
     def _last_words(self, name: str) -> str | None:
-        if name in self._own:
-            return self._own[name].last_words()
         note = None if self._notes is None else self._notes / f"{name}.gone"
-        return note.read_text(encoding="utf-8") if note is not None and note.is_file() else None
+        if name not in self._own:
+            return note.read_text(encoding="utf-8") if note is not None and note.is_file() else None
+        words = self._own[name].last_words()
+        if words is not None and note is not None and not self._over.is_set():
+            write_text(note, words)  # before this rank ends by it
+        return words
 
     def _watch(self) -> None:
-        """Writes down which have ended, for other ranks."""
-        assert self._notes is not None
-        left = set(self._own)
+        """Other ranks hear of an end whether or not this one asks."""
+        left = {name for name, servers in self._own.items() if not servers.beside}
         while left and not self._over.wait(LOOK_SECONDS):
-            for name in tuple(left):
-                words = self._own[name].last_words()
-                if words is not None and not self._over.is_set():
-                    write_text(self._notes / f"{name}.gone", words)
-                    left.discard(name)
+            left = {name for name in left if self._last_words(name) is None}
 
 
 NO_JUDGES = Judges((), {}, {}, None)
 
 
-def owner(specs: Sequence[ScorerSpec], spec: ScorerSpec) -> str:
-    """The first scorer that has the same servers."""
-    return next(other.name for other in specs if other.start == spec.start)
+class JudgeBeside:
+    """A judge on the rank's own device, in a process of its own: asked once a round with all rows of the rank, as models inside the rank are."""
+
+    remote: Literal[False] = False
+    collective = False
+
+    def __init__(self, judge: ServerJudge, at_work: Callable[[], AbstractContextManager[None]]) -> None:
+        self._judge, self._at_work = judge, at_work
+
+    def key(self, view: View) -> str:
+        return self._judge.key(view)
+
+    def score(self, views: Sequence[View]) -> list[float | Exception]:
+        if not views:
+            return []
+        with self._at_work():
+            return [_outcome(future) for future in [self._judge.submit(view) for view in views]]
+
+    def close(self) -> None:
+        self._judge.close()
 
 
-def started(specs: Sequence[ScorerSpec], folder: Path, *, several: bool = False) -> dict[str, JudgeServers]:
-    """The servers of all judges that need some, on their way; RftError where a process cannot be started."""
-    found: dict[str, JudgeServers] = {}
+def _outcome(future: Future[float]) -> float | Exception:
+    """ScorerGoneError where nobody answers any more."""
     try:
-        for spec in specs:
-            if spec.start is not None and owner(specs, spec) == spec.name:
-                found[spec.name] = JudgeServers(spec.name, spec.start, folder, several=several)
-    except OSError as error:
-        stop_all([process for servers in found.values() for process in servers.processes])
-        raise RftError(f"a judge's server cannot be started: {error}", hint="`placement.command` starts with a program that is there") from error
-    return found
+        return future.result()
+    except ScorerGoneError:
+        raise
+    except Exception as error:  # what went wrong with this row alone
+        return error
 
 
-def told_of(own: Mapping[str, JudgeServers]) -> dict[str, tuple[str, tuple[str, ...]]]:
-    return {name: (servers.model, servers.urls) for name, servers in own.items()}
-
-
-def begin_judges(specs: Sequence[ScorerSpec], world: World, attempt: AttemptDir, *, several: bool) -> Judges:
-    """On their way; `ready` waits for them. Collective where there are any."""
+def begin_judges(specs: Sequence[ScorerSpec], world: World, attempt: AttemptDir, by: Starter) -> Judges:
+    """On their way, and those beside the ranks ready: what is loaded next sees how much of the device is left. `await_judges` waits for the others.
+    Collective where there are any."""
     if all(spec.start is None for spec in specs):
         return NO_JUDGES
-    own = agreed(world, lambda: started(specs, attempt.logs, several=several) if world.rank == 0 else {})
-    told = world.gather(told_of(own))[0]
-    return Judges(specs, own, told, attempt.path / "judges" if world.size > 1 else None)
+    own = agreed(world, lambda: started(specs, attempt.logs, by, apart=world.rank == 0), undo=end_all)
+    told = world.gather(told_of(own))[0] | told_of(own)
+    judges = Judges(specs, own, told, attempt.path / "judges" if world.size > 1 else None)
+    if any(spec.start is not None and spec.start.beside for spec in specs):
+        agreed(world, lambda: judges.wait(beside=True), undo=lambda _: judges.stop())
+    return judges
 
 
 def await_judges(judges: Judges, specs: Sequence[ScorerSpec], world: World) -> None:
     """Until every judge is ready; RftError on every rank alike. Collective where there are any."""
     if any(spec.start is not None for spec in specs):
-        agreed(world, judges.wait)
+        agreed(world, judges.wait, undo=lambda _: judges.stop())
 
 
-def arguments(start: StartSpec, model: str, template: Path | None) -> dict[str, Any]:
-    """Of `vllm serve`, but for the model and where it listens. Temperature and length come with each request."""
-    found: dict[str, Any] = {
-        "served_model_name": model,
-        "revision": start.revision,
-        "tokenizer": None if start.tokenizer is None else _place(start.tokenizer),
-        "tokenizer_revision": None if start.tokenizer is None or start.revision is None else "main",  # vLLM would take the checkpoint's
-        "chat_template": None if template is None else str(template.absolute()),
-        "dtype": start.dtype,
-        "trust_remote_code": start.trust_remote_code or None,
-        "tensor_parallel_size": start.tensor_parallel,
-        "max_model_len": start.max_model_tokens,
-        "gpu_memory_utilization": start.memory_share if start.gpus else None,
-        "kv_cache_memory_bytes": start.cache_bytes,
-        "enforce_eager": None if start.gpus else True,
-        "enable_prefix_caching": True,  # questions begin alike
-        "generation_config": "vllm",
-        "disable_log_stats": True,
-        "uvicorn_log_level": "warning",
-    }
-    return found | dict(start.options)
-
-
-def _place(path: str) -> str:
-    return str(builtin_path(path.removeprefix("builtin:"))) if path.startswith("builtin:") else path

@@ -6,6 +6,7 @@ from rftcli.errors import MachineError
 from rftcli.plan.compile_scorers import used_scorers
 from rftcli.plan.compile_server import needs_vllm_here
 from rftcli.probe.machine import installed
+from rftcli.recipe.scorer_rules import variant
 from rftcli.recipe.sections import Recipe
 
 
@@ -19,8 +20,10 @@ def require_packages(recipe: Recipe) -> None:
         if needed and not installed(engine):
             message = f"rollout.engine {engine} needs the package `{engine}`, which is not installed"
             raise MachineError(message, hint=f"pip install 'rftcli[{engine}]'")
-    for name in used_scorers(recipe):
-        place = recipe.models.scorers[name].placement
-        if place != "shared" and place.gpus is not None and not place.command and not installed("vllm"):
-            message = f"models.scorers.{name}.placement.gpus needs the package `vllm`, which is not installed"
-            raise MachineError(message, hint="pip install 'rftcli[vllm]', or `placement.command` of a vLLM elsewhere on this machine")
+    for name in sorted(used_scorers(recipe)):
+        scorer = recipe.models.scorers[name]
+        place, kind = scorer.placement, variant(scorer)
+        if (kind == "beside" or (place != "shared" and kind == "started" and not place.command)) and not installed("vllm"):
+            message = f"models.scorers.{name}.{'engine' if kind == 'beside' else 'placement.gpus'} needs the package `vllm`, which is not installed"
+            hint = "pip install 'rftcli[vllm]'; or `placement: {gpus: n, command: ...}` with a vLLM elsewhere on this machine"
+            raise MachineError(message, hint=hint)

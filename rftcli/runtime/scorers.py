@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -35,7 +36,7 @@ from rftcli.rewards.scorers.remote import remote_scorer
 from rftcli.rewards.scorers.spec import CLASSIFIER, PYTHON, ScorerSpec, WeightsSpec
 from rftcli.rewards.scorers.template import asked, judge_template
 from rftcli.rewards.scorers.view import View
-from rftcli.runtime.judges import Judges
+from rftcli.runtime.judges import JudgeBeside, Judges
 from rftcli.runtime.sharding import partitioned
 from rftcli.types import Completion, FinishReason, Prompt, Request, SamplingSettings
 
@@ -56,7 +57,9 @@ def fill_desk(
     scorers: dict[str, Remote | Local] = {}
     for spec in plan.scorers:
         if spec.service is not None:
-            scorers[spec.name] = remote_scorer(judges.placed(spec), world.size, judges.gone(spec))
+            remote = remote_scorer(judges.placed(spec), world.size, judges.gone(spec))
+            beside = spec.start is not None and spec.start.beside
+            scorers[spec.name] = JudgeBeside(remote, partial(judges.at_work, spec)) if beside else remote
         elif spec.kind == PYTHON:
             scorers[spec.name] = OwnScorer(str(spec.target), spec.options, device, search_path)
         else:

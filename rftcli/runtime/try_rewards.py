@@ -37,7 +37,8 @@ from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.table import RewardTable
 from rftcli.rewards.words import words
 from rftcli.runtime.averaged import BOTH
-from rftcli.runtime.judges import Judges, started, told_of
+from rftcli.runtime.judge_servers import Starter, started, told_of
+from rftcli.runtime.judges import Judges
 from rftcli.runtime.recipe_checks import recipe_file
 from rftcli.runtime.scorer_checks import scorer_facts
 from rftcli.stages.records import sample_line
@@ -103,7 +104,7 @@ def _scorers(loaded: LoadedRecipe) -> tuple[ScorerSpec, ...]:
     """As on one rank of a CPU: only services are reached. Where judges are to be started, on the GPUs of this machine, none of which trains."""
     machine, device, ranks = MachineFacts(cores=1, memory_gib=1.0), "cpu", 1
     recipe = loaded.recipe
-    if any(variant(recipe.models.scorers[name]) == "started" for name in used_scorers(recipe)):
+    if any(variant(recipe.models.scorers[name]) in ("started", "beside") for name in used_scorers(recipe)):
         machine = machine_facts()
         device, ranks = ("cuda", 0) if machine.gpus else ("cpu", 1)
     world = WorldPlan(ranks=ranks, device=device, backend="gloo", threads_per_rank=1)
@@ -121,7 +122,7 @@ def _scorers(loaded: LoadedRecipe) -> tuple[ScorerSpec, ...]:
 def _judges(specs: Sequence[ScorerSpec]) -> Iterator[Judges]:
     """Ready, and gone afterwards. Their logs are kept where something went wrong."""
     folder = Path(tempfile.mkdtemp(prefix="rft-judges-"))
-    own = started(specs, folder)
+    own = started(specs, folder, Starter())
     judges = Judges(specs, own, told_of(own), None)
     try:
         judges.wait()

@@ -30,7 +30,8 @@ from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.scorers.remote import remote_scorer
 from rftcli.rewards.scorers.view import View
 from rftcli.rewards.table import RewardTable
-from rftcli.runtime.judges import NO_JUDGES, Judges, arguments, await_judges, begin_judges, started, told_of
+from rftcli.runtime.judge_servers import Starter, arguments, started, told_of
+from rftcli.runtime.judges import NO_JUDGES, Judges, await_judges, begin_judges
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.types import Completion, FinishReason, Prompt, TokenTrace
 
@@ -107,7 +108,7 @@ def test_one_server_serves_all_ranks_and_ends_when_it_is_told_to(attempt: Attemp
     plan = plan_of(2, a=judge(), b=judge(more=", max_tokens: 30, max_new_tokens: 12"), c=judge(more=", api: completions, samples: 2, temperature: 1"))
 
     def work(world: Any) -> dict[str, list[float]]:
-        judges = begin_judges(plan.scorers, world, attempt, several=False)
+        judges = begin_judges(plan.scorers, world, attempt, Starter(rank=world.rank))
         await_judges(judges, plan.scorers, world)
         found = asked(plan, judges, "four", "seven77")
         world.barrier("asked")
@@ -126,7 +127,7 @@ def test_one_server_serves_all_ranks_and_ends_when_it_is_told_to(attempt: Attemp
 
 def test_a_plan_without_such_judges_meets_nobody(attempt: AttemptDir) -> None:
     plan = plan_of(s="{kind: http, urls: ['http://x']}")
-    judges = begin_judges(plan.scorers, None, attempt, several=False)  # type: ignore[arg-type]
+    judges = begin_judges(plan.scorers, None, attempt, Starter())  # type: ignore[arg-type]
     await_judges(judges, plan.scorers, None)  # type: ignore[arg-type]
     assert judges is NO_JUDGES and judges.placed(plan.scorers[0]) == plan.scorers[0] and judges.gone(plan.scorers[0]) is None
 
@@ -135,7 +136,7 @@ def test_all_ranks_hear_of_a_judge_that_does_not_start(attempt: AttemptDir, tmp_
     plan = plan_of(2, good=judge(), bad=judge("org/broken"))
 
     def work(world: Any) -> None:
-        judges = begin_judges(plan.scorers, world, attempt, several=False)
+        judges = begin_judges(plan.scorers, world, attempt, Starter(rank=world.rank))
         await_judges(judges, plan.scorers, world)
 
     for end in ends_on_ranks(2, work):
@@ -148,21 +149,20 @@ def test_all_ranks_hear_of_a_judge_that_does_not_start(attempt: AttemptDir, tmp_
 
 def test_a_program_that_is_not_there(attempt: AttemptDir, tmp_path: Path) -> None:
     plan = plan_of(bad=judge().replace(COMMAND[0], "/nowhere/vllm"))
-    own = started(plan.scorers, tmp_path)
+    own = started(plan.scorers, tmp_path, Starter())
     with pytest.raises(RftError, match=r"(?s)judge `bad`.*No such file or directory: '/nowhere/vllm'"):
         Judges(plan.scorers, own, told_of(own), None).wait()
 
 
 def test_every_rank_ends_when_the_judge_does(attempt: AttemptDir) -> None:
     """It ends at the third question; the part says to abstain, and errors are tolerated: the run ends all the same."""
-    plan = plan_of(2, j=judge("org/mortal", ", retries: 0"))
     part = "rewards.default=[{model: j, on_error: abstain}]"
     facts = Facts(machine=MachineFacts(cores=1, memory_gib=4.0), model=ModelFacts(path="m"), ranks=2)
     recipe = load_text(RECIPE, sets=[part, f"models.scorers.j={judge('org/mortal', ', retries: 0')}"], env={}).recipe
     plan = compile_plan(recipe, facts, name="n", search_path="/", policy_path="m")
 
     def work(world: Any) -> None:
-        judges = begin_judges(plan.scorers, world, attempt, several=False)
+        judges = begin_judges(plan.scorers, world, attempt, Starter(rank=world.rank))
         await_judges(judges, plan.scorers, world)
         desk = Desk(["j"])
         (spec,) = plan.scorers
@@ -211,7 +211,7 @@ def test_servers_see_their_own_gpus_and_the_template(attempt: AttemptDir, tmp_pa
     (spec,) = plan_of(j=judge(more=", template: '{{ messages }} é'")).scorers
     assert spec.start is not None
     spec = replace(spec, start=replace(spec.start, gpus=(2, 3, 4, 5), servers=2, tensor_parallel=2))
-    own = started([spec], attempt.logs)
+    own = started([spec], attempt.logs, Starter())
     judges = Judges([spec], own, told_of(own), None)
     judges.wait()
     placed = judges.placed(spec)

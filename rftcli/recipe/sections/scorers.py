@@ -60,12 +60,14 @@ class ScorerModel(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Number type of the weights; auto: float32 on a CPU, else bfloat16.")
     trust_remote_code: bool = Field(False, description="Whether code that comes with the checkpoint may run.")
     quantise: Quantise | None = Field(None, description="Weights in 4 or 8 bits, through bitsandbytes.")
-    options: Options = Field({}, description="Further arguments of `from_pretrained`, or of a `python` class.")
+    options: Options = Field({}, description="Further arguments of `from_pretrained`, of `vllm serve` with `engine: vllm`, or of a `python` class.")
     max_tokens: Count | None = Field(None, description="Longest text that is scored, in the scorer's tokens; null: the model's positions.")
     overlong: Literal["refuse", "cut_left"] = Field(
         "refuse", description="A longer text is an error of its sample, or loses its beginning, which is counted."
     )
-    batch_tokens: Count = Field(16384, description="Tokens of one forward pass, padding included.")
+    batch_tokens: Count = Field(
+        16384, description="Tokens of one forward pass, padding included; with `engine: vllm` those that its cache holds."
+    )
     offload: Literal["auto"] | bool = Field(
         "auto", description="Whether the weights wait in CPU memory between uses; auto: where the device would be too full."
     )
@@ -85,6 +87,11 @@ class ScorerModel(Section):
     samples: Count = Field(1, description="Replies of a judge whose mean is the score; more than one needs a temperature.")
     placement: Literal["shared"] | Placement = Field(
         "shared", description="shared: a judge runs on the ranks. `{gpus: n}`: the run starts it on GPUs of its own. `{server: URL}`: it is there."
+    )
+    engine: Literal["hf", "vllm"] = Field(
+        "hf",
+        description="What runs a judge on the ranks: the hf engine inside them, or vLLM in a process beside each, on its device, which pays for long "
+        "replies.",
     )
     api: Literal["chat", "completions"] = Field("chat", description="Which endpoint of the server is asked.")
     preset: Literal["lightrft", "openrlhf"] = Field("openrlhf", description="Names of the fields of a reward service.")

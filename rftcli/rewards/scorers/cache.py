@@ -23,8 +23,8 @@ from rftcli.rewards.scorers.view import canonical
 
 PASSING = ("name", "cache", "service", "batch_size", "memory_gib")
 """Fields of a scorer that do not change what it says."""
-PASSING_WEIGHTS = ("given", "parameters", "offload", "sharded", "batch_tokens")
-PASSING_START = ("given", "parameters", "servers", "tensor_parallel", "gpus", "memory_share", "cache_bytes", "ready_seconds", "command")
+PASSING_WEIGHTS = ("given", "parameters", "offload", "sharded", "batch_tokens", "beside_gib")
+PASSING_START = ("given", "parameters", "servers", "tensor_parallel", "gpus", "memory_share", "cache_bytes", "ready_seconds", "command", "sleeps")
 
 
 class Cache:

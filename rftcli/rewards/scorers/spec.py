@@ -47,6 +47,10 @@ class WeightsSpec:
     """It waits in CPU memory between uses."""
     sharded: bool
     """Its weights are partitioned over the ranks (ZeRO-3), and gathered layer by layer."""
+    engine: str = "hf"
+    """generative: hf, or vllm in a process beside each rank."""
+    beside_gib: float = 0.0
+    """What its engine holds on the device beside the weights: cache, context, working memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,10 @@ class StartSpec:
     """Words in front of the arguments of `vllm serve`; empty: vLLM of the ranks' Python."""
     options: Mapping[str, Any]
     """Further arguments of `vllm serve`."""
+    beside: bool = False
+    """Every rank has one for itself, on its own device."""
+    sleeps: bool = False
+    """It waits in CPU memory between uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,4 +159,4 @@ class ScorerSpec:
     @property
     def remote(self) -> bool:
         """Does a service score, while the engine still generates?"""
-        return self.service is not None
+        return self.service is not None and self.weights is None
