@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ASKED: list[dict[str, Any]] = []
+ASLEEP = threading.Event()
+"""A question then is an error."""
 
 
 class Judge(BaseHTTPRequestHandler):
@@ -27,6 +29,10 @@ class Judge(BaseHTTPRequestHandler):
         self._say({"data": [{"id": self.server.name}]} if self.path == "/v1/models" else {})  # type: ignore[attr-defined]
 
     def do_POST(self) -> None:
+        if self.path.startswith(("/sleep", "/wake_up")):
+            (ASLEEP.set if self.path == "/sleep?level=1" else ASLEEP.clear)()
+            self._say({})
+            return
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         ASKED.append(body)
         if self.server.mortal and len(ASKED) >= 3:  # type: ignore[attr-defined]
@@ -34,6 +40,9 @@ class Judge(BaseHTTPRequestHandler):
             os._exit(9)
         if self.server.silent:  # type: ignore[attr-defined]
             time.sleep(600)
+        if ASLEEP.is_set():
+            self.send_error(500)
+            return
         if body["model"] != self.server.name:  # type: ignore[attr-defined]
             self.send_error(404)
             return

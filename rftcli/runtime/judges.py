@@ -1,7 +1,7 @@
 """Judges that the run starts: servers on their way before models are loaded, waited for before the first rollout, watched, and ended with the run.
 
-Those with GPUs of their own are children of the first rank, and every rank asks them; one beside the ranks is each rank's own, on its device. One that
-ends while it is needed ends the run, with the last lines of its log. Leaves out the servers (`judge_servers`) and what they are asked
+Those with GPUs of their own are children of the first rank, and every rank asks them; one beside the ranks is each rank's own, on its device. An end
+while it is needed ends the run, with the last lines of its log. Leaves out the servers (`judge_servers`) and what they are asked
 (`rewards.scorers.judge`). No torch.
 """
 

@@ -338,7 +338,7 @@ OTHER: dict[str, str] = {
         "max_new_tokens": "9", "temperature": "0.5", "samples": "2", "placement.server": "'http://y'", "api": "completions",
         "preset": "lightrft", "urls": "['http://y']", "score_field": "scores", "batch_size": "3", "timeout_seconds": "9", "retries": "1",
         "concurrency": "2", "per_minute": "60", "headers_env": "{A: B}", "python": "'a:C'", "memory_gib": "2", "cache": "true",
-        "placement.memory_share": "0.2", "placement.ready_seconds": "9", "placement.command": "[x]", "placement.options": "{a: 1}",
+        "engine": "vllm", "placement.memory_share": "0.2", "placement.ready_seconds": "9", "placement.command": "[x]", "placement.options": "{a: 1}",
     }.items()},
     "algorithm.advantage.kind": "rloo", "algorithm.advantage.normalise_std": "false", "algorithm.advantage.std": "batch",
     "algorithm.loss.kind": "dro", "algorithm.loss.python": "'m:g'", "algorithm.loss.options": "{importance_weight: true}",
@@ -485,6 +485,7 @@ SETUP: dict[str, tuple[str, ...]] = {
     **{f"models.scorers.NAME.placement.{key}": (USED, f"{JUDGE}, placement: {{gpus: 0}}}}") for key in (
         "memory_share", "ready_seconds", "command", "options",
     )},
+    "models.scorers.NAME.engine": (USED, f"{JUDGE}}}"),
     "models.scorers.NAME.samples": (USED, f"{JUDGE}, temperature: 1}}"),
     "models.scorers.NAME.score.json": (USED, f"{JUDGE}}}"), "models.scorers.NAME.score.token": (USED, f"{JUDGE}}}"),
     "models.scorers.NAME.score.against": (USED, "models.scorers.s={kind: generative, path: org/s, prompt: '{{ x }}', score: {token: yes}}"),

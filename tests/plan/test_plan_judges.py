@@ -135,3 +135,63 @@ def test_longest_question_and_reply() -> None:
     lengths = ("models.scorers.a.max_tokens=1000", "models.scorers.a.max_new_tokens=24")
     assert starts(planned(*lengths, a=judge(1)))["a"].max_model_tokens == 1024
     assert starts(planned(a=judge(1)))["a"].max_model_tokens is None
+
+
+# beside the ranks
+
+WIDTHS = {"layers": 32, "hidden": 4096, "vocabulary": 128_000, "key_width": 1024, "max_positions": 131_072}
+BESIDE = "{kind: generative, path: org/judge, prompt: '{{ completion }}', score: {regex: '(.)'}, engine: vllm"
+
+
+def beside(*more: str, machine: MachineFacts = MACHINE, parameters: int | None = 8_000_000_000, **widths: int) -> Plan:
+    recipe = load_text(RECIPE, sets=["rewards={default: [{model: j}]}", f"models.scorers.j={', '.join((BESIDE, *more))}}}"], env={}).recipe
+    facts = Facts(machine=machine, model=ModelFacts(path="m", parameters=1_000_000, **WIDTHS), ranks=4)
+    known = {"j": ScorerFacts(model=ModelFacts(path="/judge", parameters=parameters, **{**WIDTHS, **widths}))}
+    return compile_plan(recipe, facts, name="n", search_path="/", policy_path="m", scorers=known)
+
+
+def test_a_judge_beside_the_ranks_takes_its_share_of_their_devices() -> None:
+    """8B weights in bfloat16, 14.9 GiB; 16384 positions of 2 x 32 x 1024 numbers of 2 bytes, 2 GiB; with 5% and the context 18.25 GiB."""
+    (spec,) = beside().scorers
+    assert spec.start is not None and spec.weights is not None and not spec.remote
+    start = spec.start
+    assert (start.beside, start.sleeps, start.gpus, start.max_model_tokens, start.memory_share) == (True, False, (), 16384, 0.23)
+    assert start.cache_bytes == pytest.approx(1.05 * 2 * 2**30, abs=1) and spec.weights.beside_gib == pytest.approx(2.1 + 1.25)
+    plan = beside()
+    held = next(row for row in plan.memory.rows if row.name == "reward models")
+    assert held.gib["learn"] == held.gib["score"] == pytest.approx(8e9 * 2 / 2**30 + 3.35)
+    assert "vLLM in a process beside each rank, 18.25 GiB a rank" in plan_text(plan)
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_it_sleeps_where_the_device_would_be_too_full() -> None:
+    plan = beside("batch_tokens: 65536")  # 24.5 GiB, more than a quarter of 80
+    (spec,) = plan.scorers
+    assert spec.start is not None and spec.start.sleeps
+    held = next(row for row in plan.memory.rows if row.name == "reward models")
+    assert "learn" not in held.gib and held.gib["score"] == pytest.approx(8e9 * 2 / 2**30 + 8.4 + 1.25)
+    assert any(note.startswith("scorer `j` waits in CPU memory between uses") for note in plan.notes)
+    awake = beside("batch_tokens: 65536", "offload: false").scorers[0].start
+    assert awake is not None and not awake.sleeps
+    on_cpu = beside(machine=CPU).scorers[0].start
+    assert on_cpu is not None and not on_cpu.sleeps and on_cpu.memory_share is None and on_cpu.cache_bytes == pytest.approx(1.05 * 4 * 2**30, abs=1)
+
+
+def test_what_its_cache_holds() -> None:
+    assert [spec.start.max_model_tokens for spec in beside(max_positions=2048).scorers if spec.start] == [2048]
+    (spec,) = beside("max_tokens: 20000", "max_new_tokens: 480").scorers
+    assert spec.start is not None and spec.start.max_model_tokens == 20480 and spec.start.cache_bytes == pytest.approx(1.05 * 2.5 * 2**30, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"parameters": None}, "the judge's size is not known, and with it its share of the device"),
+        ({"parameters": 70_000_000_000}, "the judge takes 133.7 GiB, a GPU has 80.0 GiB"),
+    ],
+)
+def test_judges_that_have_no_place_beside_the_ranks(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        beside(**asked)
+    (problem,) = (one for one in caught.value.problems if one.path == "models.scorers.j.engine")
+    assert problem.message == message and "`placement: {gpus: n}`" in str(problem.hint)

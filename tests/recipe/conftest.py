@@ -130,6 +130,13 @@ models:
         ready_seconds: 900.0
         command: [/venv/bin/vllm, serve]
         options: {quantization: awq}
+    beside:
+      kind: generative
+      path: some/judge
+      prompt: "{{ completion }}, or not?"
+      score: {regex: '(\\d+)'}
+      engine: vllm
+      options: {quantization: fp8}
     fields:
       kind: generative
       path: some/judge

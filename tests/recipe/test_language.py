@@ -201,7 +201,7 @@ ADDED = {
     *(f"models.scorers.NAME.{key}" for key in (
         "revision", "tokenizer", "template", "dtype", "trust_remote_code", "quantise", "quantise.bits", "quantise.kind", "quantise.nested", "options",
         "max_tokens", "overlong", "batch_tokens", "shard", "score.json", "score.token", "score.against", "max_new_tokens", "temperature", "samples",
-        "api", "score_field", "batch_size", "per_minute", "python", "memory_gib",
+        "api", "engine", "score_field", "batch_size", "per_minute", "python", "memory_gib",
         *(f"placement.{key}" for key in ("tensor_parallel", "memory_share", "ready_seconds", "command", "options")),
     )),
     "launch",

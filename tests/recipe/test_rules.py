@@ -121,6 +121,19 @@ BREACHES = [
         "models.scorers.s.offload",
         "`offload` has no meaning for a judge at a server",
     ),
+    (
+        "judge-placement",
+        [f"{JUDGE}, score: {{json: a}}, engine: vllm, options: {{gpu_memory_utilization: 0.2}}}}"],
+        "models.scorers.s.options.gpu_memory_utilization",
+        "has a key of its own: `models.scorers.s.batch_tokens`",
+    ),
+    (
+        "scorer-keys",
+        [f"{JUDGE}, score: {{json: a}}, engine: vllm, overlong: cut_left}}"],
+        "models.scorers.s.overlong",
+        "`overlong` has no meaning for a judge beside the ranks (`engine: vllm`)",
+    ),
+    ("scorer-keys", [f"{APART}{{gpus: 1}}, engine: vllm}}"], "models.scorers.s.engine", "`engine` has no meaning for a judge at a server that the run starts"),
     ("judge-placement", [f"{APART}{{}}}}"], "models.scorers.s.placement", "needs `gpus` or `server`"),
     ("judge-placement", [f"{APART}{{gpus: 1, server: 'http://x'}}}}"], "models.scorers.s.placement.gpus", "`server` and `gpus` exclude each other"),
     *(

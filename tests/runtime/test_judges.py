@@ -31,8 +31,9 @@ from rftcli.rewards.scorers.remote import remote_scorer
 from rftcli.rewards.scorers.view import View
 from rftcli.rewards.table import RewardTable
 from rftcli.runtime.judge_servers import Starter, arguments, started, told_of
-from rftcli.runtime.judges import NO_JUDGES, Judges, await_judges, begin_judges
+from rftcli.runtime.judges import NO_JUDGES, JudgeBeside, Judges, await_judges, begin_judges
 from rftcli.runtime.rundir import AttemptDir, RunDir
+from rftcli.runtime.world import SoloWorld
 from rftcli.types import Completion, FinishReason, Prompt, TokenTrace
 
 ROOT = Path(__file__).parents[2]
@@ -220,6 +221,46 @@ def test_servers_see_their_own_gpus_and_the_template(attempt: AttemptDir, tmp_pa
     assert sorted(one["environment"]["CUDA_VISIBLE_DEVICES"] for one in told(tmp_path)) == ["2,3", "4,5"]
     assert (attempt.logs / "judge_j.jinja").read_text() == "{{ messages }} é" and all_gone(tmp_path)
     assert {path.name for path in attempt.logs.glob("*.log")} == {"judge_j_0.log", "judge_j_1.log"}
+
+
+# beside the ranks
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_every_rank_has_a_judge_beside_it(attempt: AttemptDir, tmp_path: Path, sleeps: bool) -> None:
+    scorer = "{kind: generative, path: org/judge, prompt: '{{ completion }}', score: {regex: 'score: (.+)'}, engine: vllm}"
+    (spec,) = plan_of(2, j=scorer).scorers
+    assert spec.start is not None
+    specs = (replace(spec, start=replace(spec.start, sleeps=sleeps)),)
+
+    def work(world: Any) -> list[Any]:
+        judges = begin_judges(specs, world, attempt, Starter(rank=world.rank, own_command=tuple(COMMAND)))
+        await_judges(judges, specs, world)
+        remote = remote_scorer(judges.placed(specs[0]), world.size, judges.gone(specs[0]))
+        scorer = JudgeBeside(remote, lambda: judges.at_work(specs[0]))
+        desk = Desk(["j"])
+        desk.fill({"j": scorer}, on_close=judges.stop)
+        found = [scorer.score([view("four"), view("a" * world.rank)]), scorer.score([]), scorer.score([view("again")])]
+        between = remote.submit(view("x")).exception(timeout=30)
+        desk.close()
+        return [*found, between is None]
+
+    assert on_ranks(2, work) == [[[4.0, 0.0], [], [5.0], not sleeps], [[4.0, 1.0], [], [5.0], not sleeps]]
+    assert len({one["url"] for one in told(tmp_path)}) == 2 and all_gone(tmp_path)
+    assert {path.name for path in attempt.logs.iterdir()} == {"judge_j_rank_0.log", "judge_j_rank_1.log"}
+    assert all(("--enable-sleep-mode" in one["rest"]) == sleeps for one in told(tmp_path))
+
+
+def test_the_end_of_a_judge_beside_a_rank_ends_its_round(attempt: AttemptDir) -> None:
+    scorer = "{kind: generative, path: org/mortal, prompt: '{{ completion }}', score: {regex: 'score: (.+)'}, engine: vllm, retries: 0}"
+    (spec,) = specs = plan_of(j=scorer).scorers
+    judges = begin_judges(specs, SoloWorld(), attempt, Starter(rank=0, own_command=tuple(COMMAND)))
+    beside = JudgeBeside(remote_scorer(judges.placed(spec), 1, judges.gone(spec)), lambda: judges.at_work(spec))
+    assert beside.score([view("one"), view("three")]) == [3.0, 5.0]
+    with pytest.raises(RftError, match="the server of judge `j` \\(org/mortal\\) is gone: it ended with code 9"):
+        beside.score([view("four")])
+    beside.close()
+    judges.stop()
 
 
 # rft rewards try

@@ -113,6 +113,7 @@ MISSES: dict[str, tuple[str, Callable[[Path], None] | None, dict[str, Any]]] = {
     "weights of a started judge": ("started", edit("model/config.json"), {}),
     "its template": ("started", edit("chat.jinja"), {}),
     "its arguments": ("started", None, {"placement": {"gpus": 0, "options": {"quantization": "fp8"}}}),
+    "another engine": ("judge", None, {"engine": "vllm"}),
     "a started judge instead of the ranks": ("judge", None, {"placement": {"gpus": 0}}),
     "another protocol": ("http", None, {"preset": "lightrft"}),
     "another field": ("http", None, {"score_field": "scores"}),

@@ -19,7 +19,7 @@ Rft = Callable[..., tuple[int, str]]
 ASK = "Answer with Yes or No and nothing else. Is this a number? {{ completion }}"
 JUDGE = {
     "kind": "generative", "prompt": ASK, "score": {"token": "Yes", "against": ["No"]}, "dtype": "float32",
-    "max_tokens": 255, "timeout_seconds": 120, "placement": {"gpus": 0, "options": {"max_num_seqs": 16}},
+    "max_tokens": 255, "timeout_seconds": 120,
 }  # fmt: skip
 
 
@@ -52,16 +52,23 @@ def servers() -> list[str]:
     return [line for process in psutil.process_iter(["cmdline"]) if "rft-judge-" in (line := " ".join(process.info["cmdline"] or []))]
 
 
-def test_a_run_is_scored_by_a_judge_that_it_starts(rft: Rft, tmp_path: Path, judge: SimpleNamespace) -> None:
-    scorer = json.dumps(JUDGE | {"path": judge.path})
+APART = {"placement": {"gpus": 0, "options": {"max_num_seqs": 16}}}
+BESIDE = {"engine": "vllm", "options": {"max_num_seqs": 16}, "batch_tokens": 2048}
+
+
+@pytest.mark.parametrize(("engine", "place"), [("hf", APART), ("vllm", BESIDE)], ids=["apart", "beside a rank whose own engine is vLLM"])
+def test_a_run_is_scored_by_a_judge_that_it_starts(
+    rft: Rft, tmp_path: Path, judge: SimpleNamespace, engine: str, place: dict[str, object]
+) -> None:
+    scorer = json.dumps(JUDGE | {"path": judge.path} | place)
     code, said = rft(
         "train", "quickstart", "--ranks", "1", "--run-dir", "run", "--set", "batch.prompts_per_step=2", "--set", "rollout.samples_per_prompt=2",
-        "--set", "train.steps=1", "--set", "eval={before_training: false, at_end: false}", "--set", "rollout.engine=hf",
+        "--set", "train.steps=2", "--set", "eval={before_training: false, at_end: false}", "--set", f"rollout.engine={engine}",
         "--set", f"models.scorers.judge={scorer}", "--set", "rewards.default=[{model: judge}]",
     )  # fmt: skip
     assert code == 0, said
-    assert steps(tmp_path / "run")[1]["reward_errors"] == 0 and not servers()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "samples" / "step_000001.jsonl").read_text().splitlines()]
+    assert [step["reward_errors"] for step in steps(tmp_path / "run").values()] == [0, 0] and not servers()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "samples" / "step_000002.jsonl").read_text().splitlines()]
     texts = [line["completion"].removesuffix(line.get("special_end", "")) for line in lines]
     assert len(lines) == 4 and [line["reward"] for line in lines] == pytest.approx(shares(judge, texts), abs=5e-4)
 
