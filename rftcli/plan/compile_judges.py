@@ -1,4 +1,4 @@
-"""Judges that the run starts: what their servers are started with, and which GPUs of the first rank's machine they have for themselves."""
+"""Judges, and a teacher, that the run starts: what their servers are started with, and which GPUs of the first rank's machine they have to themselves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from rftcli.plan import memory
 from rftcli.plan.compile_problems import PlanProblem
+from rftcli.plan.compile_vllm import engine_needs
 from rftcli.plan.facts import Facts, ModelFacts, ScorerFacts
-from rftcli.plan.plan import WorldPlan
+from rftcli.plan.plan import TeacherPlan, WorldPlan
 from rftcli.rewards.scorers.spec import ScorerSpec, StartSpec
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ CPU_CACHE_SHARE = 0.1
 WEIGHTS_SHARE = 0.95
 """Of what a server may take for its weights: some cache has to be left."""
 
+TEACHER = "the teacher"
 BESIDE_SECONDS = 600.0
 """For a judge beside its rank to be ready."""
 MOST_SHARE = 0.98
@@ -73,13 +75,14 @@ def start_of(section: ScorerModel, world: WorldPlan, known: ScorerFacts) -> Star
 def with_gpus(specs: Sequence[ScorerSpec], recipe: Recipe, facts: Facts, world: WorldPlan, problems: list[PlanProblem]) -> tuple[ScorerSpec, ...]:
     """Every judge that the run starts with GPUs and memory: those behind the ranks' that no engine has, in the order of the recipe."""
     free = _Free(recipe, facts, world)
+    teacher = recipe.models.teacher
+    if teacher is not None and teacher.placement is not None:
+        free.take(TEACHER, teacher.placement.gpus)  # its own come first (`with_server`)
     shared: list[tuple[StartSpec, StartSpec]] = []
     found = []
     for spec in specs:
-        if spec.start is not None and spec.start.path.endswith(".gguf"):
-            message = f"{spec.start.given} is a GGUF file, which vLLM does not read"
-            hint = "a directory that save_pretrained wrote, or a hub id; `placement: shared` with `engine: hf` reads such files"
-            problems.append(PlanProblem(path=f"models.scorers.{spec.name}.path", message=message, hint=hint))
+        if spec.start is not None:
+            check_file(spec.start, f"models.scorers.{spec.name}.path", problems)
         if spec.start is None or spec.start.beside:
             found.append(spec if spec.start is None else replace(spec, start=_with_share(spec, facts, world, problems)))
             continue
@@ -92,19 +95,25 @@ def with_gpus(specs: Sequence[ScorerSpec], recipe: Recipe, facts: Facts, world: 
 
 
 def _placed(spec: ScorerSpec, count: int, free: _Free, facts: Facts, world: WorldPlan, problems: list[PlanProblem]) -> StartSpec:
-    start, key = spec.start, f"models.scorers.{spec.name}.placement.gpus"
-    assert start is not None
+    assert spec.start is not None
+    return _on_gpus(spec.start, f"judge `{spec.name}`", f"models.scorers.{spec.name}.placement.gpus", count, free, facts, world, problems)
+
+
+def _on_gpus(
+    start: StartSpec, what: str, key: str, count: int, free: _Free, facts: Facts, world: WorldPlan, problems: list[PlanProblem]
+) -> StartSpec:  # fmt: skip
+    """With the GPUs and the memory of its servers. `what`: whose they are, in words; `key`: of their number."""
     if world.device == "cpu":
         if count:
-            message, hint = f"asks for {_gpus(count)}, and this run is on a CPU", "`gpus: 0` starts the judge on the CPU too"
+            message, hint = f"asks for {_gpus(count)}, and this run is on a CPU", "`gpus: 0` starts the server on the CPU too"
             problems.append(PlanProblem(path=key, message=message, hint=hint))
         share = CPU_CACHE_SHARE if start.memory_share is None else start.memory_share
         return replace(start, cache_bytes=int(share * facts.machine.memory_gib * memory.GIB))
     if not count:
-        hint = f"`gpus: 1` and `--gpus {max(1, facts.machine.gpus - 1)}`, so that one is left to it; `placement: shared` runs it on the ranks"
+        hint = f"`gpus: 1` and `--gpus {max(1, facts.machine.gpus - 1)}`, so that one is left to it"
         problems.append(PlanProblem(path=key, message="names no GPU, and the ranks train on GPUs", hint=hint))
         return start
-    gpus = free.take(spec.name, count)
+    gpus = free.take(what, count)
     if gpus is None:
         problems.append(PlanProblem(path=key, message=free.told(count), hint=free.hint(count)))
         return start
@@ -124,6 +133,36 @@ def _check_size(start: StartSpec, key: str, facts: Facts, problems: list[PlanPro
         each = f"on each of {_gpus(start.tensor_parallel)}" if start.tensor_parallel > 1 else "on one GPU"
         message = f"the weights of {start.given} take {weights:.1f} GiB {each}, where the server may have {room:.1f} GiB"
         problems.append(PlanProblem(path=key, message=message, hint="more GPUs for one copy, or `placement.options: {quantization: ...}`"))
+
+
+def with_server(
+    plan: TeacherPlan | None, recipe: Recipe, facts: Facts, world: WorldPlan, known: ModelFacts | None, problems: list[PlanProblem]
+) -> TeacherPlan | None:  # fmt: skip
+    """The teacher with what its server is started with, where the run starts one. `known`: what its files say."""
+    section = recipe.models.teacher
+    if plan is None or plan.model is None or section is None or section.placement is None:
+        return plan
+    place, model = section.placement, plan.model
+    longest = engine_needs(recipe) + 1  # a server samples one token behind those that it is asked about
+    if known is not None and known.max_positions is not None and longest > known.max_positions:
+        message = f"a server of the teacher needs {longest} positions, one behind the longest prompt and completion; it has {known.max_positions}"
+        problems.append(PlanProblem(path="models.teacher.placement", message=message, hint="lower `rollout.max_prompt_tokens` by one"))
+    start = StartSpec(
+        path=model.path, given=model.given, revision=model.revision, dtype=model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=None,
+        template=None, parameters=model.parameters, max_model_tokens=longest, servers=1, tensor_parallel=max(1, place.gpus), gpus=(),
+        memory_share=None if place.memory_share == "auto" else float(place.memory_share), cache_bytes=None, ready_seconds=place.ready_seconds,
+        command=tuple(place.command), options=dict(place.options),
+    )  # fmt: skip
+    check_file(start, "models.teacher.path", problems)
+    free = _Free(recipe, facts, world)
+    return replace(plan, start=_on_gpus(start, TEACHER, "models.teacher.placement.gpus", place.gpus, free, facts, world, problems))
+
+
+def check_file(start: StartSpec, key: str, problems: list[PlanProblem]) -> None:
+    if start.path.endswith(".gguf"):
+        message = f"{start.given} is a GGUF file, which vLLM does not read"
+        hint = "a directory that save_pretrained wrote, or a hub id; inside the ranks such files are read"
+        problems.append(PlanProblem(path=key, message=message, hint=hint))
 
 
 # beside the ranks
@@ -177,20 +216,20 @@ class _Free:
         server = recipe.rollout.vllm.server if recipe.rollout.engine in ("auto", "vllm") else None
         start = None if server is None else server.start
         self._engine = {gpu for gpu in (start.gpus if start is not None else ()) if self._ranks <= gpu < self._machine}
-        self._judges: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
         self._left = [gpu for gpu in range(self._ranks, self._machine) if gpu not in self._engine]
 
-    def take(self, name: str, count: int) -> tuple[int, ...] | None:
+    def take(self, what: str, count: int) -> tuple[int, ...] | None:
         if count > len(self._left):
             return None
         found, self._left = tuple(self._left[:count]), self._left[count:]
-        self._judges[name] = count
+        self._taken[what] = count
         return found
 
     def told(self, count: int) -> str:
         parts = [f"{self._ranks} train"] if self._ranks else []
         parts += [f"{len(self._engine)} of `rollout.vllm.server.start` sample"] if self._engine else []
-        parts += [f"judge `{name}` has {taken}" for name, taken in self._judges.items()]
+        parts += [f"{what} has {taken}" for what, taken in self._taken.items()]
         return f"asks for {_gpus(count)}; of the machine's {self._machine}: {', '.join([*parts, f'{len(self._left)} are free'])}"
 
     def hint(self, count: int) -> str:

@@ -20,7 +20,7 @@ def scorer_rows(plan: Plan) -> list[tuple[str, str]]:
             seen.setdefault(key, spec.name)
         elif spec.start is not None:
             shared = next((name for name, start in started.items() if start == spec.start), None)
-            parts.append(_servers(spec.start) if shared is None else f"shares the server of {shared}")
+            parts.append(started_text(spec.start) if shared is None else f"shares the server of {shared}")
             started.setdefault(spec.name, spec.start)
         elif spec.memory_gib:
             parts.append(f"{spec.memory_gib:.2f} GiB a rank")
@@ -46,7 +46,7 @@ def _what(spec: ScorerSpec) -> str:
     return f"{spec.kind}, {spec.weights.given}, {spec.weights.dtype}{head}{beside}"
 
 
-def _servers(start: StartSpec) -> str:
+def started_text(start: StartSpec) -> str:
     """Whose GPUs are whose; memory of each."""
     many = f"{start.servers} vLLM servers" if start.servers > 1 else "a vLLM server"
     if not start.gpus:

@@ -35,7 +35,7 @@ def placement_form(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         place, here = scorer.placement, ("models", "scorers", name, "placement")
         if place == "shared":
             if scorer.engine == "vllm":
-                yield from _arguments(scorer.options, here[:-1], OWNED | BESIDE)
+                yield from arguments(scorer.options, here[:-1], OWNED | BESIDE, here[:-1])
                 yield from _template(scorer, here[:-1])
             continue
         reads: tuple[KeyPath, ...] = ((*here, "server"), (*here, "gpus"))
@@ -51,7 +51,7 @@ def placement_form(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
                     message = "is for a server that the run starts, with `gpus`"
                     yield Finding(path=(*here, key), message=message, reads=reads, at_key=True)
         yield from _cut(place.gpus, place.tensor_parallel, here)
-        yield from _arguments(place.options, here, OWNED)
+        yield from arguments(place.options, here, OWNED, here[:-1])
         if place.gpus is not None:
             yield from _template(scorer, here[:-1])
 
@@ -67,13 +67,13 @@ def _cut(gpus: int | None, each: int | str, here: KeyPath) -> Iterator[Finding]:
     yield Finding(path=(*here, "tensor_parallel"), message=message, hint=hint, reads=((*here, "gpus"),))
 
 
-def _arguments(options: dict[str, object], here: KeyPath, owned: dict[str, str]) -> Iterator[Finding]:
-    """`here`: the section that has the options."""
-    scorer = ".".join(map(str, here[:3]))
+def arguments(options: dict[str, object], here: KeyPath, owned: dict[str, str], model: KeyPath) -> Iterator[Finding]:
+    """Of `vllm serve`, which the section at `here` has. `owned`: argument -> key of the section at `model` for it."""
+    shown = ".".join(map(str, model))
     for name in options:
         path = (*here, "options", name)
         if name in owned:
-            yield Finding(path=path, message=f"has a key of its own: `{scorer}.{owned[name]}`", at_key=True)
+            yield Finding(path=path, message=f"has a key of its own: `{shown}.{owned[name]}`", at_key=True)
         elif name in FIXED:
             yield Finding(path=path, message=f"`{name}` is not to be chosen", reason=FIXED[name], at_key=True)
 

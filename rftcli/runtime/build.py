@@ -51,7 +51,7 @@ from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.scorers import fill_desk
 from rftcli.runtime.supervised import make_supervised
-from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
+from rftcli.runtime.teacher import await_teacher, begin_teacher, check_teacher, close_teacher, make_teacher
 from rftcli.runtime.tell import lesson_state
 from rftcli.runtime.trackers import TrackerIds, Trackers
 from rftcli.runtime.vllm_apart import check_servers
@@ -297,7 +297,8 @@ def build(
         rules_of(settings_of(plan.rollout, plan.seed), frozenset(), tokenizer, device)  # words and forms that the tokenizer cannot spell
     check_teacher(plan, tokenizer, world)
     check_servers(plan, world)
-    judges = begin_judges(plan.scorers, world, attempt, Starter(rank=world.rank, gpu=device.index, several=plan.world.nodes > 1))
+    starter = Starter(rank=world.rank, gpu=device.index, several=plan.world.nodes > 1)
+    judges, served = begin_judges(plan.scorers, world, attempt, starter), begin_teacher(plan, world, attempt, starter)
     estimator = None if plan.advantage.python is None else load_estimator(plan.advantage.python, plan.advantage.options, paths)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = make_source(plan, builder, paths)
@@ -327,12 +328,13 @@ def build(
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
     keep_mean(plan.policy, learner, world)
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head)
-    teacher = make_teacher(plan, device, world)
+    teacher = make_teacher(plan, device, world, served)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
     fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn, judges)
     if plan.rollout.own_engine is not None:  # it looks at what memory the others have left
         sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, attempt, first_step=first_step, newest=lambda: learner.version)
     await_judges(judges, plan.scorers, world)
+    await_teacher(served, world)
     kl = None if plan.kl is None else KlControl(plan.kl)
     entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)

@@ -36,7 +36,7 @@ from rftcli.runtime.rundir import write_text
 CONTROL_SECONDS = 30.0
 SLEEP_SECONDS = 300.0
 """For weights on their way to CPU memory and back."""
-HINT = "memory and arguments are `placement.memory_share`, `placement.options` and `max_tokens` of the scorer; then `rft resume`"
+HINT = "memory and arguments are `placement.memory_share` and `placement.options`, a judge's longest question is `max_tokens`; then `rft resume`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +56,14 @@ class Starter:
 class JudgeServers:
     """The servers of one `StartSpec`, started by this process."""
 
-    def __init__(self, name: str, start: StartSpec, folder: Path, by: Starter) -> None:
-        """`name`: of the first scorer that asks them. `folder`: for logs."""
-        self._name, self._start = name, start
+    def __init__(self, name: str, start: StartSpec, folder: Path, by: Starter, *, teacher: bool = False) -> None:
+        """`name`: of the first scorer that asks them; `teacher`: they are no judge's. `folder`: for logs."""
+        self._start = start
+        self._what, self._section = ("the teacher", "models.teacher") if teacher else (f"judge `{name}`", f"models.scorers.{name}")
         self.model = f"rft-judge-{uuid.uuid4().hex[:12]}"
         self._processes: list[EngineProcess] = []
         self._servers: list[Server] = []
-        stem = f"judge_{name}" if not start.beside or by.rank is None else f"judge_{name}_rank_{by.rank}"
+        stem = "teacher" if teacher else f"judge_{name}" if not start.beside or by.rank is None else f"judge_{name}_rank_{by.rank}"
         template = None if start.template is None else folder / f"{stem}.jinja"
         if template is not None:
             write_text(template, str(start.template))
@@ -92,11 +93,11 @@ class JudgeServers:
         try:
             for server, process in zip(self._servers, self._processes, strict=True):
                 try:
-                    wait_for(wire, server, self._start.ready_seconds, key=f"models.scorers.{self._name}.placement.ready_seconds")
+                    wait_for(wire, server, self._start.ready_seconds, key=f"{self._section}.placement.ready_seconds")
                     self._check_model(wire, server)
                     self._rest(wire, server)
                 except RftError as error:
-                    message = f"judge `{self._name}` ({self._start.given}): {error.message}{process.end_of_log()}"
+                    message = f"{self._what} ({self._start.given}): {error.message}{process.end_of_log()}"
                     raise type(error)(message, hint=error.hint or HINT) from error
         finally:
             wire.close()
@@ -128,17 +129,17 @@ class JudgeServers:
         try:
             reply = wire.call(server, "POST", path, seconds=SLEEP_SECONDS)
         except RftError as error:
-            raise ScorerGoneError(self.last_words() or f"judge `{self._name}`: {error.message}", hint=error.hint) from error
+            raise ScorerGoneError(self.last_words() or f"{self._what}: {error.message}", hint=error.hint) from error
         if reply.status_code != 200:
-            message = f"judge `{self._name}` does not take {path}: status {reply.status_code}"
-            raise RftError(message, hint=f"models.scorers.{self._name}.offload: false")
+            message = f"{self._what} does not take {path}: status {reply.status_code}"
+            raise RftError(message, hint=f"{self._section}.offload: false")
 
     def last_words(self) -> str | None:
         """Of the first that has ended, with the end of its log; None while all live."""
         for process in self._processes:
             words = process.last_words()
             if words is not None:
-                return f"the server of judge `{self._name}` ({self._start.given}) is gone: {words}{process.end_of_log()}"
+                return f"the server of {self._what} ({self._start.given}) is gone: {words}{process.end_of_log()}"
         return None
 
     @property

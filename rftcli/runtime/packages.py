@@ -27,3 +27,7 @@ def require_packages(recipe: Recipe) -> None:
             message = f"models.scorers.{name}.{'engine' if kind == 'beside' else 'placement.gpus'} needs the package `vllm`, which is not installed"
             hint = "pip install 'rftcli[vllm]'; or `placement: {gpus: n, command: ...}` with a vLLM elsewhere on this machine"
             raise MachineError(message, hint=hint)
+    teacher = recipe.models.teacher
+    if teacher is not None and teacher.placement is not None and not teacher.placement.command and not installed("vllm"):
+        hint = "pip install 'rftcli[vllm]'; or `placement.command` of a vLLM elsewhere on this machine"
+        raise MachineError("models.teacher.placement needs the package `vllm`, which is not installed", hint=hint)

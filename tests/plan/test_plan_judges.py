@@ -128,7 +128,7 @@ def test_weights_that_cannot_fit_are_refused() -> None:
 
 def test_files_that_vllm_does_not_read() -> None:
     message, hint = refused(a=judge(1, path="org/judge.gguf"))["models.scorers.a.path"]
-    assert message == "org/judge.gguf is a GGUF file, which vLLM does not read" and "`placement: shared`" in str(hint)
+    assert message == "org/judge.gguf is a GGUF file, which vLLM does not read" and "inside the ranks" in str(hint)
 
 
 def test_longest_question_and_reply() -> None:

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, ModelPath, NonNegative, Options, Section, Target, TemplateText, Text
-from rftcli.recipe.sections.engine import PositiveShare
 from rftcli.recipe.sections.quantise import Quantise
+from rftcli.recipe.sections.started import StartedServer
 
 
 class JudgeScore(Section):
@@ -23,7 +23,7 @@ class JudgeScore(Section):
     scale: float = Field(1.0, description="What the number in the reply is multiplied with.")
 
 
-class Placement(Section):
+class Placement(StartedServer):
     """Where a judge runs: at a server that is there already, or at one that the run starts on GPUs of its own and ends with itself."""
 
     server: Text | None = Field(None, description="Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8000/v1`.")
@@ -35,14 +35,6 @@ class Placement(Section):
     tensor_parallel: Literal["auto"] | Count = Field(
         "auto", description="GPUs that share one copy of the judge; fewer than `gpus` start several servers; auto: all of them."
     )
-    memory_share: Literal["auto"] | PositiveShare = Field(
-        "auto", description="Share of each GPU's memory for weights and cache; on a CPU of the machine's memory for the cache alone."
-    )
-    ready_seconds: float = Field(600.0, gt=0, description="How long the server may take until it is healthy, at the start of the run.")
-    command: tuple[Text, ...] = Field(
-        (), description="Words that start `vllm serve`, such as `[/other/venv/bin/vllm, serve]`; empty: vLLM of this Python. Arguments are added."
-    )
-    options: Options = Field(default_factory=dict, description="Further arguments of `vllm serve`, such as `{quantization: awq}`.")
 
 
 class ScorerModel(Section):
