@@ -1,6 +1,6 @@
 """A command that serves a judge where a run tells it to: `python fake_judge_command.py MODEL --host H --port N --served-model-name NAME ...`
 
-It answers every question with how long it is, and writes down what it was started with. As its model's name says, it does not start (`broken`), ends
+It answers every question with how long it is, tells of every given id the log-prob -id / 8, and writes down what it was started with. As its model's name says, it does not start (`broken`), ends
 itself at its third question (`mortal`) or answers none (`silent`). Standard library alone, so that it is up at once.
 """
 
@@ -45,6 +45,10 @@ class Judge(BaseHTTPRequestHandler):
             return
         if body["model"] != self.server.name:  # type: ignore[attr-defined]
             self.send_error(404)
+            return
+        if "prompt_logprobs" in body:
+            rows = [None, *({str(number): {"logprob": -number / 8, "decoded_token": "x"}} for number in body["prompt"][1:])]
+            self._say({"choices": [{"text": "", "prompt_logprobs": rows}]})
             return
         question = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
         text = f"score: {len(question)}"

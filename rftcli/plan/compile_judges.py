@@ -1,4 +1,4 @@
-"""Judges, and a teacher, that the run starts: what their servers are started with, and which GPUs of the first rank's machine they have to themselves."""
+"""Judges and a teacher that the run starts: what their servers are started with, and which GPUs of the first rank's machine they have."""
 
 from __future__ import annotations
 

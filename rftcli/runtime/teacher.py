@@ -136,7 +136,8 @@ def remote(plan: ServerPlan, served: Served | None = None) -> RemoteTeacher:
 
 
 def make_teacher(plan: Plan, device: torch.device, world: World, served: Served | None = None) -> Reference | None:
-    """The plan's teacher; None where it has none. `served`: its server, where the run has started one. RftError when its log-probs are not those of its plain forward."""
+    """The plan's teacher; None where it has none. `served`: its server, where the run has started one. RftError when its log-probs are not those of
+    its plain forward."""
     if plan.teacher is None:
         return None
     if plan.teacher.server is not None:

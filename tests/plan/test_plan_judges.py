@@ -195,3 +195,48 @@ def test_judges_that_have_no_place_beside_the_ranks(asked: dict[str, Any], messa
         beside(**asked)
     (problem,) = (one for one in caught.value.problems if one.path == "models.scorers.j.engine")
     assert problem.message == message and "`placement: {gpus: n}`" in str(problem.hint)
+
+
+# a teacher
+
+
+def taught(*place: str, judge_gpus: int = 0, ranks: int = 4, **known: Any) -> Plan:
+    sets = [f"models.teacher={{path: org/t, placement: {{{', '.join(place)}}}}}", "algorithm.advantage.kind=distill"]
+    sets += [f"models.scorers.j={judge(judge_gpus)}", "rewards={default: [{model: j}]}"] if judge_gpus else ["rewards={default: [{rule: exact}]}"]
+    recipe = load_text(RECIPE, sets=sets, env={}).recipe
+    facts = Facts(machine=MACHINE, model=ModelFacts(path="m", parameters=1_000_000, **WIDTHS), ranks=ranks)
+    teacher = ModelFacts(path="/t", **{"parameters": 32_000_000_000, "revision": "abc", **known})
+    return compile_plan(recipe, facts, name="n", search_path="/", policy_path="m", teacher=teacher)
+
+
+def test_a_teacher_has_gpus_of_its_own_before_judges() -> None:
+    plan = taught("gpus: 2", judge_gpus=1)
+    assert plan.teacher is not None and plan.teacher.start is not None and plan.teacher.server is not None
+    start = plan.teacher.start
+    assert (start.gpus, start.servers, start.tensor_parallel, start.path, start.revision, start.dtype) == ((4, 5), 1, 2, "/t", "abc", "bfloat16")
+    assert start.max_model_tokens == 1024 + 1024 + 1 and gpus(plan) == {"j": (6,)}
+    assert not plan.teacher.offload and not any(row.name == "teacher" for row in plan.memory.rows)  # nothing of it is on the ranks
+    assert "org/t, bfloat16, a vLLM server of its own on GPUs 4, 5 of the first rank's machine, started by the run" in plan_text(plan)
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    ("asked", "path", "message"),
+    [
+        ({"place": "gpus: 5"}, "models.teacher.placement.gpus", "asks for 5 GPUs; of the machine's 8: 4 train, 4 are free"),
+        (
+            {"place": "gpus: 3", "judge_gpus": 2},
+            "models.scorers.j.placement.gpus",
+            "asks for 2 GPUs; of the machine's 8: 4 train, the teacher has 3, 1 are free",
+        ),
+        (
+            {"place": "gpus: 1", "max_positions": 2048},
+            "models.teacher.placement",
+            "a server of the teacher needs 2049 positions, one behind the longest prompt and completion; it has 2048",
+        ),
+    ],
+)
+def test_teachers_that_have_no_place(asked: dict[str, Any], path: str, message: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        taught(asked.pop("place"), **asked)
+    assert {problem.path: problem.message for problem in caught.value.problems} == {path: message}

@@ -164,6 +164,7 @@ ADDED = {
     *(f"algorithm.advantage.{key}" for key in (
         "min_std", "passk_std", "baseline", "bootstrap_truncated", "distill_coefficient", "python", "options",
     )),
+    *(f"models.teacher.placement{key}" for key in ("", ".gpus", ".memory_share", ".ready_seconds", ".command", ".options")),
     *(f"models.teacher.{key}" for key in (
         "path", "revision", "dtype", "offload", "server", "api", "served_model", "timeout_seconds", "retries", "concurrency", "headers_env",
     )),

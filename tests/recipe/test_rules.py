@@ -861,6 +861,30 @@ BREACHES = [
         "rollout.temperature",
         "must be 1 with `models.teacher.server`, got 0.7",
     ),
+    (
+        "teacher",
+        ["models.teacher={path: org/t, placement: {gpus: 1}}", "rollout.temperature=0.7"],
+        "rollout.temperature",
+        "must be 1 with `models.teacher.placement`, got 0.7",
+    ),
+    (
+        "teacher-place",
+        ["models.teacher={path: org/t, placement: {gpus: 1}, offload: true}"],
+        "models.teacher.offload",
+        "has no effect with `placement`",
+    ),
+    (
+        "teacher-place",
+        ["models.teacher={server: 'http://h:1', placement: {gpus: 1}}"],
+        "models.teacher.placement",
+        "has no effect with `server`",
+    ),
+    (
+        "teacher-place",
+        ["models.teacher={path: org/t, placement: {gpus: 1, options: {tensor_parallel_size: 2}}}"],
+        "models.teacher.placement.options.tensor_parallel_size",
+        "has a key of its own: `models.teacher.placement.gpus`",
+    ),
     ("teacher-place", ["models.teacher={}"], "models.teacher", "needs `path` or `server`"),
     ("teacher-place", ["models.teacher={path: org/t, server: 'http://h:1'}"], "models.teacher.server", "`path` and `server` exclude each other"),
     ("teacher-place", ["models.teacher={path: org/t, retries: 1}"], "models.teacher.retries", "has no effect with `path`"),
@@ -944,6 +968,7 @@ def test_every_rule_is_broken_above() -> None:
         ["algorithm.advantage={kind: remax}", "rollout.samples_per_prompt=1"],
         ["algorithm.advantage.kind=reinforce_pp", "algorithm.kl={coefficient: 0.1, estimator: k1, place: reward, level: token}"],
         ["models.teacher={path: org/t, dtype: bfloat16, offload: true}", "algorithm.advantage.kind=distill", "rollout.temperature=0.7"],
+        ["models.teacher={path: org/t, placement: {gpus: 2, memory_share: 0.5}, retries: 1}", "algorithm.advantage.kind=distill"],
         ["models.teacher={server: 'http://h:1', api: sglang, retries: 0}", "algorithm.advantage.distill_coefficient=0.3"],
     ],
 )

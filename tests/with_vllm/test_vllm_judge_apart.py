@@ -73,6 +73,19 @@ def test_a_run_is_scored_by_a_judge_that_it_starts(
     assert len(lines) == 4 and [line["reward"] for line in lines] == pytest.approx(shares(judge, texts), abs=5e-4)
 
 
+def test_a_teacher_that_the_run_starts_says_what_the_policy_says(rft: Rft, tmp_path: Path) -> None:
+    """Which has the same weights in the first step: nothing is to be learnt from it."""
+    code, said = rft(
+        "train", "quickstart", "--ranks", "1", "--run-dir", "run", "--set", "batch.prompts_per_step=2", "--set", "rollout.samples_per_prompt=2",
+        "--set", "train.steps=1", "--set", "eval={before_training: false, at_end: false}", "--set", "rollout.engine=hf",
+        "--set", "algorithm.advantage={kind: distill, whiten: 'off'}", "--set", "models.teacher={path: 'builtin:quickstart', placement: {gpus: 0}}",
+    )  # fmt: skip
+    assert code == 0, said
+    step = steps(tmp_path / "run")[1]
+    assert abs(step["advantage_mean"]) < 1e-5 and step["advantage_std"] < 1e-5 and not servers()
+    assert (tmp_path / "run" / "logs" / "latest" / "teacher.log").is_file()
+
+
 def test_a_judge_that_vllm_cannot_start_is_told_with_the_end_of_its_log(rft: Rft, tmp_path: Path, judge: SimpleNamespace) -> None:
     broken = JUDGE | {"path": judge.path, "placement": {"gpus": 0, "options": {"no_such_argument": 3}}}
     (tmp_path / "r.yaml").write_text(json.dumps({
