@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -310,7 +311,8 @@ def test_trying_rewards_where_there_are_no_gpus(here: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_command_that_ends_in_any_way_leaves_no_judge(here: Path, number: int) -> None:
-    command = subprocess.Popen([sys.executable, "-m", "rftcli", *words(judge("org/silent"))], env=os.environ)
+    as_in_a_terminal = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # what starts in the background ignores it
+    command = subprocess.Popen([sys.executable, "-m", "rftcli", *words(judge("org/silent"))], env=os.environ, preexec_fn=as_in_a_terminal)
     try:
         until(lambda: told(here))
         time.sleep(1.0)  # now it waits for a reply
