@@ -37,11 +37,12 @@ def plan(
 
     other = None
     if machine is not None:
-        if (ranks, gpus, nodes, hostfile, launcher) != (None,) * 5:
-            raise UsageError("--machine says how many GPUs or ranks there are, on how many machines", hint="leave out the other options of place")
+        if (ranks, nodes, hostfile, launcher) != (None,) * 4:
+            hint = "leave out the other options of place; --gpus N says that fewer train than there are"
+            raise UsageError("--machine says how many GPUs or ranks there are, on how many machines", hint=hint)
         if recipe.suffix == ".json":
             raise UsageError("a plan is finished; --machine makes another one from a recipe")
-        other = other_machine(machine)
+        other = other_machine(machine, gpus)
     place = where.where(None, ranks=ranks, gpus=gpus, nodes=nodes, hostfile=hostfile, launcher=launcher) if other is None else None
     prepared = prepare.prepare(recipe, sets, ranks=ranks, gpus=gpus, several=None if place is None else place.several, other=other)
     for text in prepared.warnings:

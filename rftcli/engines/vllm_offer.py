@@ -20,8 +20,8 @@ HOW = (
 """The way to start a server by hand."""
 
 
-def wait_for(wire: Wire, server: Server, seconds: float) -> None:
-    """Until it is healthy. RftError after `seconds`, or at once where `last_words` says that it is gone."""
+def wait_for(wire: Wire, server: Server, seconds: float, key: str = "rollout.vllm.server.ready_seconds") -> None:
+    """Until it is healthy. RftError after `seconds`, which the recipe has at `key`, or at once where `last_words` says that it is gone."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -35,7 +35,7 @@ def wait_for(wire: Wire, server: Server, seconds: float) -> None:
         if words is not None:
             raise RftError(f"{server.shown} did not start: {words}")
         if time.monotonic() > end:
-            raise RftError(f"{server.shown} is not ready after {seconds:g} s: {problem}", hint="a longer `rollout.vllm.server.ready_seconds`")
+            raise RftError(f"{server.shown} is not ready after {seconds:g} s: {problem}", hint=f"a longer `{key}`")
         time.sleep(PAUSE_SECONDS)
 
 

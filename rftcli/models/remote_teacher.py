@@ -24,6 +24,7 @@ LONGEST_PAUSE_SECONDS = 30.0
 MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Status codes after which the same request may succeed."""
 SHOWN_CHARACTERS = 200
+RESUME = "the run goes on from its last checkpoint with `rft resume`"
 
 
 class RemoteTeacher:
@@ -40,11 +41,14 @@ class RemoteTeacher:
         concurrency: int = 8,
         headers: Mapping[str, str] | None = None,
         pause: Callable[[float], None] = time.sleep,
+        gone: Callable[[], str | None] = lambda: None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
+        """`gone`: asked when no answer came; a text says that none will come any more, and why. `on_close`: called last."""
         self._api = TEACHER_APIS[api]
         self._model = model
         self._retries = retries
-        self._pause = pause
+        self._pause, self._gone, self._on_close = pause, gone, on_close
         self._url = url.rstrip("/").removesuffix("/v1")
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self._client = httpx.Client(base_url=self._url, timeout=timeout_seconds, limits=limits, headers=dict(headers or {}))
@@ -101,6 +105,7 @@ class RemoteTeacher:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
+        self._on_close()
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         """The answer's JSON. RftError after the last try, or for a refusal that will not pass."""
@@ -111,6 +116,9 @@ class RemoteTeacher:
             try:
                 response = self._client.request(method, path, json=body)
             except httpx.HTTPError as error:
+                words = self._gone()
+                if words is not None:
+                    raise RftError(words, hint=RESUME) from error
                 problem = f"{type(error).__name__}: {error}".rstrip(": ")
                 continue
             if response.status_code in MAY_PASS:
@@ -124,7 +132,7 @@ class RemoteTeacher:
                 raise RftError(f"the teacher at {self._url}{path} answered no JSON: {response.text[:SHOWN_CHARACTERS]}") from error
         raise RftError(
             f"the teacher at {self._url}{path} did not answer in {self._retries + 1} tries: {problem}",
-            hint="is the server up? The run goes on from its last checkpoint with `rft resume`",
+            hint=f"is the server up? {RESUME}",
         )
 
 

@@ -14,6 +14,7 @@ from rftcli.plan.compile_algorithm import advantage_plan, check_loss, loss_plan
 from rftcli.plan.compile_checkpoint import checkpoint_plan
 from rftcli.plan.compile_data import data_plan, reward_plan
 from rftcli.plan.compile_host_memory import with_host
+from rftcli.plan.compile_judges import with_server
 from rftcli.plan.compile_kernels import with_kernels
 from rftcli.plan.compile_lengths import check_eval_lengths, check_lengths, with_length
 from rftcli.plan.compile_memory import Asked, memory_plan, training_parts, with_memory
@@ -81,7 +82,7 @@ def compile_plan(
     asked = replace(asked, recipe=recipe, policy=policy)
     other = None if reference_path is None else ModelFacts(path=reference_path, revision=reference_revision)
     reference, reference_use = reference_plans(recipe, world, policy, other, notes)
-    taught = teacher_plan(recipe, world, policy, teacher, notes)
+    taught = with_server(teacher_plan(recipe, world, policy, teacher, notes), recipe, facts, world, teacher, problems)
     notes.extend(estimator_notes(recipe))
     check_models(recipe, facts, problems, notes)
 

@@ -82,7 +82,7 @@ class Asked:
     @property
     def keeps_teacher(self) -> bool:
         section = self.recipe.models.teacher
-        return section is not None and section.path is not None
+        return section is not None and section.path is not None and section.placement is None
 
 
 def with_memory(asked: Asked, notes: list[str]) -> Recipe:

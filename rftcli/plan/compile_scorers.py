@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rftcli.plan import memory
+from rftcli.plan.compile_judges import beside_gib, start_of, with_gpus
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ScorerFacts
 from rftcli.plan.plan import WorldPlan
@@ -31,7 +32,7 @@ def scorer_plans(
     if unused:
         notes.append(unused_text(unused))
     found = [_scorer(recipe, name, facts, world, known.get(name, ScorerFacts()), notes) for name in recipe.models.scorers if name in used]
-    specs = _kept_or_offloaded(recipe, found, facts, world, notes)
+    specs = with_gpus(_kept_or_offloaded(recipe, found, facts, world, notes), recipe, facts, world, problems)
     for spec in specs:
         if spec.weights is not None and spec.weights.max_tokens is not None:
             model = known.get(spec.name, ScorerFacts()).model
@@ -48,13 +49,14 @@ def _scorer(recipe: Recipe, name: str, facts: Facts, world: WorldPlan, known: Sc
     if section.kind == CLASSIFIER:
         return ScorerSpec(**common, weights=_weights(section, facts, world, known, name, notes), head=str(section.head))
     if section.kind == GENERATIVE:
-        server = None if section.placement == "shared" else section.placement.server
+        here, server = section.placement == "shared", None if section.placement == "shared" else section.placement.server
         score = section.score
         assert score is not None, "a rule of the recipe asks for it"
         return ScorerSpec(
             **common,
-            weights=_weights(section, facts, world, known, name, notes) if server is None else None,
-            service=None if server is None else _service(section, (server,)),
+            weights=_weights(section, facts, world, known, name, notes) if here else None,
+            service=None if here and section.engine == "hf" else _service(section, () if server is None else (server,)),
+            start=start_of(section, world, known),
             prompt=known.prompt or section.prompt,
             read=ReadSpec(regex=score.regex, json=score.json_, token=score.token, against=tuple(score.against), scale=score.scale),
             max_new_tokens=1 if score.token is not None else section.max_new_tokens,
@@ -104,6 +106,8 @@ def _weights(section: ScorerModel, facts: Facts, world: WorldPlan, known: Scorer
         batch_tokens=section.batch_tokens,
         offload=section.offload is True,
         sharded=section.shard is True and world.ranks > 1,
+        engine=section.engine,
+        beside_gib=beside_gib(section, model, dtype, world) if section.engine == "vllm" else 0.0,
     )
     if section.shard is True and world.ranks == 1:
         notes.append(f"models.scorers.{name}.shard has no effect on one rank")
@@ -116,7 +120,7 @@ def _weights(section: ScorerModel, facts: Facts, world: WorldPlan, known: Scorer
 
 
 def _one_pass(section: ScorerModel) -> bool:
-    return section.kind == CLASSIFIER or (section.score is not None and section.score.token is not None)
+    return section.kind == CLASSIFIER or (section.engine == "hf" and section.score is not None and section.score.token is not None)
 
 
 def _kept_or_offloaded(
@@ -153,13 +157,14 @@ def same_checkpoint(spec: ScorerSpec) -> tuple[Any, ...]:
     assert weights is not None
     bits = None if weights.quantise is None else tuple(sorted(weights.quantise.items()))
     options = repr(sorted(weights.options.items()))
-    return (spec.kind, weights.path, weights.revision, weights.dtype, bits, weights.trust_remote_code, options, weights.sharded)
+    own = () if weights.engine == "hf" else (weights.engine, weights.tokenizer, weights.template, weights.max_tokens, spec.max_new_tokens)
+    return (spec.kind, weights.path, weights.revision, weights.dtype, bits, weights.trust_remote_code, options, weights.sharded, *own)
 
 
 def weights_gib(weights: WeightsSpec, ranks: int) -> float:
-    """GiB a rank of the weights while they are on the device; 0 where their number is not known."""
+    """GiB a rank of the weights while they are on the device, with what an engine of their own has; 0 where their number is not known."""
     size = memory.DTYPE_BYTES[weights.dtype] if weights.quantise is None else weights.quantise["bits"] / 8
-    return size * (weights.parameters or 0) / (ranks if weights.sharded else 1) / memory.GIB
+    return weights.beside_gib + size * (weights.parameters or 0) / (ranks if weights.sharded else 1) / memory.GIB
 
 
 def beside_scorers(facts: Facts, scorers: Sequence[ScorerSpec], world: WorldPlan) -> Facts:

@@ -27,9 +27,10 @@ def teacher_plan(
     section = recipe.models.teacher
     if section is None:
         return None
-    if section.server is not None:
+    server = None
+    if section.server is not None or section.placement is not None:
         server = ServerPlan(
-            url=section.server,
+            url=section.server or "",
             api=section.api,
             model=section.served_model,
             timeout_seconds=section.timeout_seconds,
@@ -37,6 +38,7 @@ def teacher_plan(
             concurrency=section.concurrency,
             headers_env=dict(section.headers_env),
         )
+    if section.server is not None:
         return TeacherPlan(model=None, offload=False, server=server)
     assert section.path is not None, "a teacher has a path or a server"
     own = ModelFacts(path=section.path, revision=section.revision) if teacher is None else teacher
@@ -48,6 +50,8 @@ def teacher_plan(
         dropout=0.0, gradient_checkpointing=False, options={}, tokenizer=None, tokenizer_revision=None, tokenizer_options={}, add_tokens=(),
         freeze=(), lora=None, quantise=None, ema=None, kernels="none",
     )  # fmt: skip
+    if server is not None:
+        return TeacherPlan(model=model, offload=False, server=server)
     return TeacherPlan(model=model, offload=_offload(section, world, notes), server=None)
 
 

@@ -20,7 +20,7 @@ from rftcli.plan.plan_models import EmaPlan, LoraPlan, QuantisePlan, ReferencePl
 from rftcli.plan.plan_rewards import ShapingPlan
 from rftcli.plan.plan_run import CheckpointPlan, LaunchPlan, ProfilePlan, TrackPlan
 from rftcli.plan.plan_sampling import CurriculumPlan, DynamicPlan, KeepPlan, LabelSampling, OverSamplePlan, PartialPlan, ReplayPlan
-from rftcli.rewards.scorers.spec import ScorerSpec
+from rftcli.rewards.scorers.spec import ScorerSpec, StartSpec
 from rftcli.rewards.spec import CombineSpec, PartSpec
 
 PLAN_FORMAT = 2
@@ -243,11 +243,13 @@ class CriticPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherPlan:
-    """The model that the policy is distilled from: `model` or `server`."""
+    """The model that the policy is distilled from: `model` or `server`; both where the run starts the server."""
 
     model: ModelPlan | None
     offload: bool
     server: ServerPlan | None
+    start: StartSpec | None = None
+    """Of its server, whose address is known when it has been started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rftcli.plan.plan import ModelPlan, Plan, TeacherPlan
 from rftcli.plan.plan_models import ReferencePlan
+from rftcli.plan.show_scorers import started_text
 
 
 def model_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -54,6 +55,8 @@ def _reference(model: ModelPlan | None, use: ReferencePlan | None) -> str:
 
 
 def _teacher(teacher: TeacherPlan) -> str:
+    if teacher.start is not None:
+        return f"{teacher.start.given}, {teacher.start.dtype}, {started_text(teacher.start)}"
     if teacher.server is not None:
         return f"{teacher.server.model or 'the model'} at {teacher.server.url} ({teacher.server.api})"
     assert teacher.model is not None

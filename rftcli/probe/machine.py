@@ -59,12 +59,13 @@ HOST_MEMORY_A_GPU = 2.0
 class OtherMachine:
     facts: MachineFacts
     each: int
-    """GPUs, or ranks on a CPU, of one machine."""
+    """Ranks of one machine: one for each of its GPUs unless fewer were asked for."""
     nodes: int
 
 
-def other_machine(text: str) -> OtherMachine:
-    """A machine that is not this one, for `rft plan --machine`. vLLM is taken to be installed beside GPUs. UsageError for a text that names none."""
+def other_machine(text: str, used: int | None = None) -> OtherMachine:
+    """A machine that is not this one, for `rft plan --machine`. vLLM is taken to be installed beside GPUs. `used`: GPUs of each that train, where
+    others are for servers. UsageError for a text that names none, or for more than there are."""
     found = OTHER.fullmatch(text)
     if found is None:
         raise UsageError(f"`{text}` names no machine", hint="for example 8xH100-80: GPUs, name, GiB of each; 2x8xH100-80: two of them; 4xCPU-64: ranks")
@@ -72,12 +73,14 @@ def other_machine(text: str) -> OtherMachine:
     gib = float(found["gib"]) if found["gib"] else KNOWN_GIB.get(name, 0.0)
     if gib <= 0:
         raise UsageError(f"the memory of `{found['name']}` is not known", hint=f"write it: {text}-80; known are {', '.join(KNOWN_GIB)}")
+    if used is not None and (name == "CPU" or used > each):
+        raise UsageError(f"--gpus {used}, but {text} has {0 if name == 'CPU' else each} in each machine")
     if name == "CPU":
         return OtherMachine(facts=MachineFacts(cores=each, memory_gib=gib), each=each, nodes=nodes)
     facts = MachineFacts(
         cores=CORES_A_GPU * each, memory_gib=HOST_MEMORY_A_GPU * each * gib, gpus=each, gpu_name=found["name"], gpu_memory_gib=gib, vllm=True
     )
-    return OtherMachine(facts=facts, each=each, nodes=nodes)
+    return OtherMachine(facts=facts, each=each if used is None else used, nodes=nodes)
 
 
 def installed(package: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from rftcli.recipe import judge_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.paths import KeyPath
 from rftcli.recipe.sections import Recipe
@@ -21,7 +22,14 @@ OWN_KEYS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 """Key of `algorithm.advantage` -> the estimators that read it, and why no others do."""
 SERVER_KEYS = ("api", "served_model", "timeout_seconds", "retries", "concurrency", "headers_env")
-PATH_KEYS = ("revision", "dtype", "offload")
+PATH_KEYS = ("revision", "dtype", "offload", "placement")
+NOT_STARTED = ("api", "served_model", "headers_env", "offload")
+"""Keys that mean nothing for a teacher whose server the run starts."""
+OWNED = {
+    "model": "path", "revision": "revision", "dtype": "dtype", "gpu_memory_utilization": "placement.memory_share",
+    "tensor_parallel_size": "placement.gpus",
+}  # fmt: skip
+"""Argument of `vllm serve` -> the teacher's key for it."""
 
 
 def own_keys(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
@@ -100,13 +108,14 @@ def teacher(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     temperatures += [(("rollout", "first_token_temperature"), rollout.first_token_temperature)]
     temperatures += [(("rollout", "by_label", label, "temperature"), own.temperature) for label, own in rollout.by_label.items()]
     for place, value in temperatures:
-        if found.server is None or value is None or value == 1.0:
+        if (found.server is None and found.placement is None) or value is None or value == 1.0:
             continue
+        asked = "server" if found.placement is None else "placement"
         yield Finding(
             path=place,
-            message=f"must be 1 with `models.teacher.server`, got {value:g}",
+            message=f"must be 1 with `models.teacher.{asked}`, got {value:g}",
             reason="servers give log-probs at temperature 1, and both sides have to be the same distribution",
-            reads=((*TEACHER, "server"),),
+            reads=((*TEACHER, asked),),
         )
 
 
@@ -122,6 +131,9 @@ def teacher_place(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         yield Finding(path=(*TEACHER, "server"), message="`path` and `server` exclude each other", reason=reason, reads=((*TEACHER, "path"),))
         return
     idle, instead, why = (SERVER_KEYS, "path", "no server is asked") if found.server is None else (PATH_KEYS, "server", "nothing is loaded here")
+    if found.placement is not None and found.server is None:
+        idle, instead, why = NOT_STARTED, "placement", "the run knows its own server"
+        yield from judge_rules.arguments(found.placement.options, (*TEACHER, "placement"), OWNED, TEACHER)
     for name in idle:
         if name in found.model_fields_set and getattr(found, name) != type(found).model_fields[name].default:
             yield Finding(path=(*TEACHER, name), message=f"has no effect with `{instead}`", reason=why, reads=((*TEACHER, instead),), at_key=True)
@@ -148,7 +160,7 @@ ROWS: dict[str, tuple[tuple[str, ...], str, Callable[[Recipe, KnownRules | None]
         teacher,
     ),
     "teacher-place": (
-        ("models.teacher.path", "models.teacher.server"),
+        ("models.teacher.path", "models.teacher.server", "models.teacher.placement"),
         "A teacher has exactly one of `path` and `server`, and only the keys of that one.",
         teacher_place,
     ),

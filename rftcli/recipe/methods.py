@@ -182,12 +182,16 @@ def _words_have(title: str, name: str) -> bool:
     return name in re.findall(r"\w+", title)
 
 
+JUDGES = {"beside": "engine: vllm", "server": "placement: {server: URL}", "started": "placement: {gpus: 2}"}
+"""Judges by where they run, and what says so."""
+
+
 def _judge(title: str, name: str) -> bool:
-    return title == f"kind: {'generative' if name == 'server' else name}"
+    return title == f"kind: {'generative' if name in JUDGES else name}"
 
 
 def _scorer_use(kind: str) -> str:
-    written = "generative, placement: {server: URL}" if kind == "server" else kind
+    written = f"generative, {JUDGES[kind]}" if kind in JUDGES else kind
     return f"models: {{scorers: {{helpful: {{kind: {written}, ...}}}}}}, then a part {{model: helpful}}"
 
 

@@ -31,7 +31,6 @@ _SOURCE = {
 """The same for training and evaluation sets."""
 
 KEYS: dict[str, str] = {
-    "models.scorers.NAME.placement.gpus": "the judge runs on the ranks (`shared`), or at a server that you start on GPUs of its own: `{server: URL}`",
     **{f"data.train[].{key}": reason for key, reason in _SOURCE.items()},
     **{f"data.eval.NAME.{key}": reason for key, reason in _SOURCE.items()},
     "data.images": "only text is trained",

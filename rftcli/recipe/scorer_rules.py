@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from rftcli.recipe import judge_rules
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.names import did_you_mean
 from rftcli.recipe.paths import KeyPath
@@ -39,19 +40,21 @@ def known_scorer(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 
 def variant(scorer: ScorerModel) -> str:
     """Which row of KEYS applies."""
-    return "server" if scorer.kind == "generative" and scorer.placement != "shared" else scorer.kind
+    if scorer.kind != "generative":
+        return scorer.kind
+    if scorer.placement == "shared":
+        return "beside" if scorer.engine == "vllm" else scorer.kind
+    return "server" if scorer.placement.gpus is None else "started"
 
 
 def keys_of_kind(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     for name, scorer in recipe.models.scorers.items():
         here, kind = (*_SCORERS, name), variant(scorer)
-        shown = "a judge at a server" if kind == "server" else f"`{scorer.kind}`"
+        shown = SHOWN.get(kind, f"`{scorer.kind}`")
         reads: tuple[KeyPath, ...] = ((*here, "kind"), (*here, "placement"))
         for key in NEEDED[kind]:
             if not getattr(scorer, key):
                 yield Finding(path=here, message=f"{shown} needs `{key}`", reads=(*reads, (*here, key)), at_key=True)
-        if scorer.placement != "shared" and scorer.placement.server is None:
-            yield Finding(path=(*here, "placement"), message="needs `server`", reads=((*here, "placement", "server"),), at_key=True)
         given = scorer.model_fields_set & {key for key in type(scorer).model_fields if getattr(scorer, key) != type(scorer).model_fields[key].default}
         for key in sorted(given - KEYS[kind] - {"kind"}):
             yield Finding(
@@ -132,7 +135,7 @@ def weights_form(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
                 if scorer.quantise.bits == 8 and key in scorer.quantise.model_fields_set:
                     bits = (*here, "quantise", "bits")
                     yield Finding(path=(*here, "quantise", key), message="has no effect with 8 bits", reads=(bits,), at_key=True)
-        for option in scorer.options if scorer.kind != "python" else ():
+        for option in scorer.options if scorer.kind != "python" and variant(scorer) != "beside" else ():
             if option in OWN_KEYS:
                 message = f"has a key of its own: `models.scorers.{name}.{OWN_KEYS[option]}`"
                 yield Finding(path=(*here, "options", option), message=message, at_key=True)
@@ -153,19 +156,25 @@ _WEIGHTS = frozenset({
 })  # fmt: skip
 _JUDGE = frozenset({"path", "prompt", "score", "max_new_tokens", "temperature", "samples", "placement", "cache"})
 _SERVICE = frozenset({"timeout_seconds", "retries", "concurrency", "per_minute", "headers_env", "cache"})
+_STARTED = frozenset({"revision", "tokenizer", "template", "dtype", "trust_remote_code", "max_tokens"})
+_BESIDE = _STARTED | {"options", "batch_tokens", "offload", "engine", "api", "timeout_seconds", "retries", "concurrency"}
+SHOWN = {"beside": "a judge beside the ranks (`engine: vllm`)", "server": "a judge at a server", "started": "a judge at a server that the run starts"}
 # To add a kind: a row here, one in NEEDED, and its class in `runtime.scorers`.
 KEYS: dict[str, frozenset[str]] = {
     "classifier": _WEIGHTS | {"head"},
-    "generative": _WEIGHTS | _JUDGE,
+    "generative": _WEIGHTS | _JUDGE | {"engine"},
+    "beside": _JUDGE | _BESIDE,
     "server": _JUDGE | _SERVICE | {"api"},
+    "started": _JUDGE | _STARTED | (_SERVICE - {"headers_env"}) | {"api"},
     "http": _SERVICE | {"preset", "urls", "score_field", "batch_size"},
     "python": frozenset({"python", "options", "memory_gib", "cache"}),
 }
-"""Kind, or `server` for a judge at one -> keys that mean something."""
+"""Kind, or of a judge `beside` the ranks, at a `server`, or at one that is `started` by the run -> keys that mean something."""
 NEEDED: dict[str, tuple[str, ...]] = {
     "classifier": ("path",),
     "generative": ("path", "prompt", "score"),
-    "server": ("path", "prompt", "score"),
+    **{place: ("path", "prompt", "score") for place in ("beside", "server")},
+    "started": ("path", "prompt", "score"),
     "http": ("urls",),
     "python": ("python",),
 }
@@ -192,5 +201,6 @@ ROWS: dict[str, tuple[tuple[str, ...], str, Callable[[Recipe, KnownRules | None]
         "Quantised weights stay whole and where they are, sharded ones are read in one pass, and what has a key of its own is not an option.",
         weights_form,
     ),
+    **judge_rules.ROWS,
 }
 """Code -> (keys it is about, the rule in one sentence, check)."""

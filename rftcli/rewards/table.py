@@ -26,7 +26,7 @@ from rftcli.rewards.grace import STOP_GRACE_SECONDS, Grace, nobody_asks, row_of
 from rftcli.rewards.inputs import HeavyRule, RuleInput
 from rftcli.rewards.limits import TimedCalls
 from rftcli.rewards.rules import check_options, open_rule
-from rftcli.rewards.scorers.desk import Desk, after
+from rftcli.rewards.scorers.desk import Desk, ScorerGoneError, after
 from rftcli.rewards.scorers.verdict import Verdict, is_number
 from rftcli.rewards.spec import DEFAULT_LABEL, PLAIN_SUM, CombineSpec, PartSpec
 from rftcli.types import Completion, PartScore, ScoredSample
@@ -219,6 +219,8 @@ class RewardTable:
                     if os.getpid() != self._pid:  # a child that the part has forked, and that must not go on as the rank
                         os._exit(EXIT_FAILED)
                 values = as_values(spec.target, told)
+        except ScorerGoneError:
+            raise
         except BaseException as caught:  # anybody's code, in a thread that no signal reaches: what it raises is a value (or a stop), never a crash
             error = f"{spec.target}: {describe(caught)}" if spec.kind == "python" else describe(caught, place=False)
             if spec.on_error == "stop":

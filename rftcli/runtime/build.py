@@ -48,6 +48,7 @@ from rftcli.runtime.own_estimator import load_estimator
 from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.scorers import fill_desk
+from rftcli.runtime.started_servers import await_servers, begin_servers
 from rftcli.runtime.supervised import make_supervised
 from rftcli.runtime.teacher import check_teacher, close_teacher, make_teacher
 from rftcli.runtime.tell import lesson_state
@@ -298,6 +299,7 @@ def build(
         from rftcli.runtime.vllm_apart import check_servers
 
         check_servers(plan, world)
+    servers = begin_servers(plan, world, attempt, device)
     estimator = None if plan.advantage.python is None else load_estimator(plan.advantage.python, plan.advantage.options, paths)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)
     source = make_source(plan, builder, paths)
@@ -330,11 +332,12 @@ def build(
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
     keep_mean(plan.policy, learner, world)
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head, fused=fused)
-    teacher = make_teacher(plan, device, world)
+    teacher = make_teacher(plan, device, world, servers.teacher)
     critic = None if plan.critic is None else make_critic(saved_critic(plan.critic, weights), world, device, tokenizer)
-    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
+    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn, servers.judges)
     if plan.rollout.own_engine is not None:  # it looks at what memory the others have left
         sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, attempt, first_step=first_step, newest=lambda: learner.version)
+    await_servers(servers, plan, world)
     kl = None if plan.kl is None else KlControl(plan.kl)
     entropy = EntropyControl(plan.loss) if plan.loss.entropy_in_loss else None
     supervised = make_supervised(plan, tokenizer, ends, paths, emit)

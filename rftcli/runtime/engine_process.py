@@ -24,6 +24,17 @@ ELSEWHERE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE
 """What a rank is told of its place: an engine that read it would join the ranks."""
 ALWAYS = {"VLLM_SERVER_DEV_MODE": "1"}
 """The endpoints that take weights and empty caches."""
+UNLESS_SET = {
+    "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads are the same ones
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it compiles at the first start, and takes no seeds of rows
+}
+"""Environment of vLLM, inside a rank and in a process of its own."""
+OWN_COMMAND = (sys.executable, "-m", "rftcli.engines.vllm_serve")
+"""Starts a server where the recipe names no command."""
+LAST_LINES = 8
+"""Of a log, shown when its server is gone."""
 
 
 class HeldPort:
@@ -62,6 +73,10 @@ class EngineProcess:
         how = f"signal {signal.Signals(code - 128).name}" if 128 < code < 128 + signal.NSIG else f"code {code}"
         return f"it ended with {how}; {self.log} says: {telling_line(self.log)}"
 
+    def end_of_log(self) -> str:
+        """Its last lines, one under the other, with an indent."""
+        return "".join(f"\n  {line}" for line in last_lines(self.log, LAST_LINES))
+
     def ask_to_end(self) -> None:
         self._guard.terminate()
 
@@ -76,14 +91,47 @@ class EngineProcess:
         self._port.close()
 
 
+def serve(
+    command: Sequence[str], arguments: Sequence[str], env: Mapping[str, str], log: Path, host: str, bind: str
+) -> tuple[str, EngineProcess]:
+    """A server on its way, and its address as others see it (`host`); it listens at `bind`, on a port that it alone has."""
+    port = HeldPort(bind)
+    process = EngineProcess([*command, *arguments, "--host", bind, "--port", str(port.number)], env, log, port)
+    return f"http://{host}:{port.number}", process
+
+
+def stop_all(processes: Sequence[EngineProcess]) -> None:
+    for process in processes:
+        process.ask_to_end()  # all at once: each takes its time
+    for process in processes:
+        process.stop()
+
+
+def host_and_bind(*, several: bool) -> tuple[str, str]:
+    """Of a server on this machine: its name for those that ask, and where it listens. `several`: ranks on other machines ask too."""
+    return (socket.gethostname(), "0.0.0.0") if several else ("127.0.0.1", "127.0.0.1")
+
+
 def telling_line(log: Path) -> str:
     """The last line with an error, or the last one at all."""
     try:
-        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        lines = _lines(log)
     except OSError as error:
         return f"nothing ({error.strerror})"
     found = next((line for line in reversed(lines) if "Error" in line and "error_response" not in line), lines[-1] if lines else "nothing")
     return redacted_text(found[-SHOWN:])
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """Each cut to a length that a terminal shows."""
+    try:
+        return [redacted_text(line[:SHOWN]) for line in _lines(log)[-count:]]
+    except OSError:
+        return []
+
+
+def _lines(log: Path) -> list[str]:
+    return [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
 
 
 def environment(base: Mapping[str, str], more: Mapping[str, str], devices: Sequence[str] | None, *, own: bool = True) -> dict[str, str]:
@@ -122,7 +170,17 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def devices_of_machine(environ: Mapping[str, str], gpus: Sequence[int]) -> list[str]:
+    """Names of a machine's GPUs, counted as the plan counts them. A rank may see fewer than there are: those beyond them go by their numbers."""
+    listed = _listed(environ)
+    return [listed[gpu] if gpu < len(listed) else str(gpu) for gpu in gpus]
+
+
+def _listed(environ: Mapping[str, str]) -> list[str]:
+    return [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+
+
 def own_devices(environ: Mapping[str, str], first: int, count: int) -> list[str]:
     """Names of the `count` GPUs from the `first` that this process sees, as a process that sees others has to be told."""
-    listed = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    listed = _listed(environ)
     return listed[first : first + count] if listed else [str(number) for number in range(first, first + count)]

@@ -19,6 +19,7 @@ from rftcli.runtime.models import load_model, make_policy, make_tokenizer
 from rftcli.runtime.parts import PartFile
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
 from rftcli.runtime.scorers import fill_desk
+from rftcli.runtime.started_servers import await_servers, begin_servers
 from rftcli.stages.evaluate import evaluate
 
 
@@ -38,15 +39,17 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     sets = make_eval_sets(plan, builder, paths)
     desk = make_desk(plan)
     scorer = make_eval_scorer(plan, paths, desk, attempt.stop_asked)
+    servers = begin_servers(plan, world, attempt, device, learns=False)
     model, adapter = make_policy(plan.policy, device, tokenizer, emit) if folder is None else (load_model(plan.policy, device, path), None)
     model.eval()
     ends = eos_ids(model.config, model.generation_config, tokenizer)
-    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn)
+    fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn, servers.judges)
     if plan.rollout.own_engine is None:
         sampler = make_sampler(plan, model, tokenizer, ends, pad_id(tokenizer), device, owns_weights=False)
     else:
         sampler = make_own_engine(plan, model, tokenizer, ends, world, device, emit, attempt, first_step=0)
         sampler.load(whole_weights(model, adapter), 0)
+    await_servers(servers, plan, world)
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": shown, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))
     start = time.perf_counter()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rftcli.errors import MachineError
-from rftcli.plan.specs import needs_vllm_here
+from rftcli.plan.specs import needs_vllm_here, used_scorers
 from rftcli.probe.machine import installed
+from rftcli.recipe.scorer_rules import variant
 from rftcli.recipe.sections import Recipe
 
 
@@ -21,3 +22,14 @@ def require_packages(recipe: Recipe) -> None:
         if needed and not installed(engine):
             message = f"rollout.engine {engine} needs the package `{engine}`, which is not installed"
             raise MachineError(message, hint=f"pip install 'rftcli[{engine}]'")
+    for name in sorted(used_scorers(recipe)):
+        scorer = recipe.models.scorers[name]
+        place, kind = scorer.placement, variant(scorer)
+        if (kind == "beside" or (place != "shared" and kind == "started" and not place.command)) and not installed("vllm"):
+            message = f"models.scorers.{name}.{'engine' if kind == 'beside' else 'placement.gpus'} needs the package `vllm`, which is not installed"
+            hint = "pip install 'rftcli[vllm]'; or `placement: {gpus: n, command: ...}` with a vLLM elsewhere on this machine"
+            raise MachineError(message, hint=hint)
+    teacher = recipe.models.teacher
+    if teacher is not None and teacher.placement is not None and not teacher.placement.command and not installed("vllm"):
+        hint = "pip install 'rftcli[vllm]'; or `placement.command` of a vLLM elsewhere on this machine"
+        raise MachineError("models.teacher.placement needs the package `vllm`, which is not installed", hint=hint)

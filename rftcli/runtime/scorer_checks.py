@@ -56,7 +56,7 @@ def scorer_facts(loaded: LoadedRecipe, problems: list[Problem], environ: Mapping
             continue
         here = f"models.scorers.{name}"
         model = None
-        if variant(scorer) in ("classifier", "generative") and (hub or str(scorer.path).startswith(("/", "builtin:"))):
+        if variant(scorer) in ("classifier", "generative", "started", "beside") and (hub or str(scorer.path).startswith(("/", "builtin:"))):
             model = _model(loaded, name, scorer, problems)
         for header, variable in scorer.headers_env.items() if hub else ():
             if not environ.get(variable):

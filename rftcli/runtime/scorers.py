@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -37,33 +37,37 @@ from rftcli.rewards.scorers.template import asked, judge_template
 from rftcli.rewards.scorers.view import View
 from rftcli.types import Completion, FinishReason, Prompt, Request, SamplingSettings
 
+if TYPE_CHECKING:
+    from rftcli.runtime.judges import Judges
+
 Warn = Callable[[str, str], None]
 JUDGE_ROWS = 64
 """Most rows of a judge's decode pass; `batch_tokens` lowers them."""
 
 
 def fill_desk(
-    desk: Desk, plan: Plan, world: World, device: torch.device, folder: Path, search_path: Sequence[Path], policy_tokenizer: Any, warn: Warn
-) -> None:
-    """Load and reach everything that the plan's rewards ask. `folder`: where replies are kept. UsageError for what is no such model. Collective where
-    a scorer is partitioned."""
+    desk: Desk, plan: Plan, world: World, device: torch.device, folder: Path, search_path: Sequence[Path], policy_tokenizer: Any, warn: Warn,
+    judges: Judges | None = None,
+) -> None:  # fmt: skip
+    """Load and reach everything that the plan's rewards ask. `folder`: where replies are kept; `judges`: those that the run has started, which end
+    with the desk. UsageError for what is no such model. Collective where a scorer is partitioned."""
     if not plan.scorers:
         return
-    scorers = made_scorers(plan.scorers, world, device, search_path, warn)
+    scorers = made_scorers(plan.scorers, world, device, search_path, warn, judges)
     caches = {spec.name: Cache(folder, spec, world.rank, files_of(spec, search_path)) for spec in plan.scorers if spec.cache}
     world.barrier("scorers")  # nobody writes replies while another rank still reads what was kept
-    desk.fill(scorers, caches, Texts(policy_tokenizer).front)
+    desk.fill(scorers, caches, Texts(policy_tokenizer).front, **({} if judges is None else {"on_close": judges.stop}))
 
 
 def made_scorers(
-    specs: Sequence[ScorerSpec], world: World, device: torch.device, search_path: Sequence[Path], warn: Warn
+    specs: Sequence[ScorerSpec], world: World, device: torch.device, search_path: Sequence[Path], warn: Warn, judges: Judges | None = None
 ) -> dict[str, Remote | Local]:
     """Each by its name, ready to be asked; a checkpoint of several names is loaded once. UsageError for what is no such model."""
     held: dict[tuple[Any, ...], Held] = {}
     scorers: dict[str, Remote | Local] = {}
     for spec in specs:
         if spec.service is not None:
-            scorers[spec.name] = remote_scorer(spec, world.size)
+            scorers[spec.name] = remote_scorer(spec, world.size) if judges is None else judges.asked(spec, world.size)
         elif spec.kind == PYTHON:
             scorers[spec.name] = OwnScorer(str(spec.target), spec.options, device, search_path)
         else:
@@ -128,7 +132,7 @@ def files_of(spec: ScorerSpec, search_path: Sequence[Path]) -> list[Path]:
     if spec.target is not None:
         source = inspect.getsourcefile(scorer_class(spec.target, search_path))
         return [] if source is None else [Path(source)]
-    weights = spec.weights
+    weights = spec.weights or spec.start
     places = [] if weights is None else [weights.path, *([] if weights.tokenizer is None else [weights.tokenizer])]
     return [path for path in (Path(_place(text)).expanduser() for text in places) if path.exists()]
 

@@ -348,6 +348,8 @@ def _scorer_record(spec: ScorerSpec) -> dict[str, Any]:
     """Which model or service scored."""
     if spec.weights is not None:
         return {"kind": spec.kind, "path": spec.weights.given, "revision": spec.weights.revision}
+    if spec.start is not None:
+        return {"kind": spec.kind, "path": spec.start.given, "revision": spec.start.revision}
     if spec.service is not None:
         return {"kind": spec.kind, "urls": redacted(spec.service.urls, known_values(os.environ)), "model": spec.model}
     return {"kind": spec.kind, "python": spec.target}

@@ -1,4 +1,4 @@
-"""The teacher of a plan made real on one rank: a model of its own beside the policy, or one behind a server.
+"""The teacher of a plan made real on one rank: a model of its own beside the policy, or one behind a server, which the run may start.
 
 What it leaves out: what its log-probs are for (`stages.distill`).
 """
@@ -22,6 +22,7 @@ from rftcli.runtime.reference import ModelReference
 
 if TYPE_CHECKING:
     from rftcli.models.remote_teacher import RemoteTeacher
+    from rftcli.runtime.teacher_server import Served
 
 PROBE_TEXT = "The quick brown fox jumps over 13 lazy dogs: 3.14159 = pi?"
 """Whose ids a server is asked about before any model is loaded."""
@@ -58,8 +59,8 @@ def _check(plan: Plan, tokenizer: Any) -> None:
         teacher.close()
 
 
-def remote(plan: ServerPlan) -> RemoteTeacher:
-    """UsageError when a header's environment variable is not set."""
+def remote(plan: ServerPlan, served: Served | None = None) -> RemoteTeacher:
+    """`served`: the server that the run has started. UsageError when a header's environment variable is not set."""
     from rftcli.models.remote_teacher import RemoteTeacher
 
     headers = {}
@@ -67,23 +68,26 @@ def remote(plan: ServerPlan) -> RemoteTeacher:
         if variable not in os.environ:
             raise UsageError(f"models.teacher.headers_env.{header}: the environment variable {variable} is not set", hint=f"export {variable}=...")
         headers[header] = os.environ[variable]
+    own = {} if served is None else {"gone": served.gone, "on_close": served.stop}
     return RemoteTeacher(
-        plan.url,
+        plan.url if served is None else served.url,
         api=plan.api,
-        model=plan.model,
+        model=plan.model if served is None else served.model,
         timeout_seconds=plan.timeout_seconds,
         retries=plan.retries,
         concurrency=plan.concurrency,
         headers=headers,
+        **own,
     )
 
 
-def make_teacher(plan: Plan, device: torch.device, world: World) -> Reference | None:
-    """The plan's teacher; None where it has none. RftError when its log-probs are not those of its plain forward."""
+def make_teacher(plan: Plan, device: torch.device, world: World, served: Served | None = None) -> Reference | None:
+    """The plan's teacher; None where it has none. `served`: its server, where the run has started one. RftError when its log-probs are not those of
+    its plain forward."""
     if plan.teacher is None:
         return None
     if plan.teacher.server is not None:
-        return remote(plan.teacher.server)
+        return remote(plan.teacher.server, served)
     assert plan.teacher.model is not None
     model = load_model(plan.teacher.model, device)
     policy = CausalPolicy(model)

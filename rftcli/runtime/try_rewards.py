@@ -1,4 +1,5 @@
-"""`rft rewards try`: the recipe's rewards on completions that are given, recorded by a run, or the data's own references.
+"""`rft rewards try`: the recipe's rewards on completions that are given, recorded by a run, or the data's own references. Judges that a run would
+start are started, and ended behind the last score.
 
 Rewards are those of the parts, combined and shaped as the recipe says, but for the running normalisation, which depends on the rewards before. The
 models of scorers are loaded (`try_models`), or left out where that is asked for. Leaves out reading files (`completion_lines`) and printing.
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -29,6 +32,7 @@ from rftcli.plan.specs import data_specs
 from rftcli.probe.machine import machine_facts
 from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.problems import Problem
+from rftcli.recipe.scorer_rules import variant
 from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.scorers.remote import without_models
 from rftcli.rewards.scorers.spec import ScorerSpec
@@ -37,6 +41,8 @@ from rftcli.rewards.table import RewardTable
 from rftcli.rewards.words import words
 from rftcli.runtime.averaged import BOTH
 from rftcli.runtime.completion_lines import Line, check_label, read_lines
+from rftcli.runtime.judge_servers import Starter, started, told_of
+from rftcli.runtime.judges import Judges
 from rftcli.runtime.recipe_checks import recipe_file
 from rftcli.runtime.scorer_checks import scorer_facts
 from rftcli.runtime.try_report import OneTried, Tried
@@ -74,12 +80,13 @@ def try_rewards(
     left_out = {} if models else _left_out(plan.labels, specs)
     labels = {label: _never_stopping(parts, left_out.get(label, ())) for label, parts in plan.labels.items()}
     desk = Desk(spec.name for spec in specs)
-    if models and any(spec.service is None for spec in specs):
-        _load_models(desk, specs, loaded, folder, device, say, with_front=shown)
-    else:
-        desk.fill(without_models(specs))
     own = {"combine": plan.combine, "score_prefill": plan.score_prefill, "search_path": [folder], "desk": desk}
-    with closing(RewardTable(labels, **own)) as table:
+    asked = [spec for spec in specs if models or not _is_model(spec)]
+    with closing(RewardTable(labels, **own)) as table, _judges(asked) as judges:
+        if models and any(_is_model(spec) for spec in specs):
+            _load_models(desk, specs, loaded, folder, device, say, judges, with_front=shown)
+        else:
+            desk.fill(without_models([replace(spec, service=None) if _is_model(spec) else spec for spec in specs]))
         samples = sorted(table.score(iter(found)), key=_order(found))
     shaping, notes = _shaping(loaded)
     tried = []
@@ -93,35 +100,58 @@ def try_rewards(
     return Tried(what=what, completions=tuple(tried), shaped=shaping.active, notes=tuple(notes))
 
 
+def _is_model(spec: ScorerSpec) -> bool:
+    """Whether it is loaded, or its server started, for the trial; else it is a service that runs already."""
+    return spec.service is None or spec.start is not None
+
+
+@contextmanager
+def _judges(specs: Sequence[ScorerSpec]) -> Iterator[Judges]:
+    """Ready, and gone afterwards. Their logs are kept where something went wrong."""
+    folder = Path(tempfile.mkdtemp(prefix="rft-judges-"))
+    own = started(specs, folder, Starter())
+    judges = Judges(specs, own, told_of(own), None)
+    try:
+        judges.wait()
+        yield judges
+    finally:
+        judges.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _load_models(
-    desk: Desk, specs: Sequence[ScorerSpec], loaded: LoadedRecipe, folder: Path, device: str, say: Say, *, with_front: bool
+    desk: Desk, specs: Sequence[ScorerSpec], loaded: LoadedRecipe, folder: Path, device: str, say: Say, judges: Judges, *, with_front: bool
 ) -> None:
     """`with_front`: recorded prompts begin with what the policy's tokenizer puts in front."""
     from rftcli.runtime.try_models import load_scorers, text_in_front
 
     front = text_in_front(loaded.recipe) if with_front else ""
-    desk.fill(load_scorers(specs, device, folder, say), front=front)
+    desk.fill(load_scorers(specs, device, folder, say, judges), front=front)
 
 
 def _scorers(loaded: LoadedRecipe, labels: Mapping[str, Sequence[PartSpec]], *, models: bool) -> tuple[tuple[ScorerSpec, ...], str]:
-    """(what the parts ask, device): as on one rank, of the GPU that is there or of the CPU. Without `models` nothing is looked up on the hub."""
+    """(what the parts ask, device): as on one rank, of the GPU that is there or of the CPU; judges to be started have all GPUs where no model is
+    loaded on one. Without `models` nothing is looked up on the hub."""
+    recipe = loaded.recipe
     asked = {part.target for parts in labels.values() for part in parts if part.kind == "model"}
     if not asked:
         return (), "cpu"
     machine = machine_facts()
     device, backend = ("cuda", "nccl") if machine.gpus else ("cpu", "gloo")
-    world = WorldPlan(ranks=1, device=device, backend=backend, threads_per_rank=1)
+    loads = any(variant(recipe.models.scorers[str(name)]) not in ("http", "server", "started") for name in asked)
+    ranks = 0 if machine.gpus and not loads else 1
+    world = WorldPlan(ranks=ranks, device=device, backend=backend, threads_per_rank=1)
     problems: list[Problem] = []
     known = scorer_facts(loaded, problems, os.environ, hub=models)
     wrong: list[PlanProblem] = []
-    specs = scorer_plans(loaded.recipe, Facts(machine=machine, model=ModelFacts(path=""), ranks=1), world, known, wrong, [])
+    specs = scorer_plans(recipe, Facts(machine=machine, model=ModelFacts(path=""), ranks=ranks), world, known, wrong, [])
     problems += [loaded.problem(one.path, one.message, reason=one.reason, hint=one.hint) for one in wrong]
     loaded.raise_problems(problems)
     return tuple(spec for spec in specs if spec.name in asked), device
 
 
 def _left_out(labels: Mapping[str, Sequence[PartSpec]], specs: Sequence[ScorerSpec]) -> dict[str, tuple[str, ...]]:
-    names = {spec.name for spec in specs if spec.service is None}
+    names = {spec.name for spec in specs if _is_model(spec)}
     found = {label: tuple(part.name for part in parts if part.kind == "model" and part.target in names) for label, parts in labels.items()}
     return {label: parts for label, parts in found.items() if parts}
 

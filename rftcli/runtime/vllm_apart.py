@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,15 +27,25 @@ from rftcli.models.load import DTYPES
 from rftcli.plan.plan import Plan
 from rftcli.plan.plan_engine import ServerPlan, VllmPlan
 from rftcli.protocols import World
+from rftcli.runtime.agreed import agreed
 from rftcli.runtime.emit import Emitter
-from rftcli.runtime.engine_process import EngineProcess, HeldPort, environment, flags, own_devices
+from rftcli.runtime.engine_process import (
+    OWN_COMMAND,
+    EngineProcess,
+    devices_of_machine,
+    environment,
+    flags,
+    host_and_bind,
+    own_devices,
+    serve,
+    stop_all,
+)
 from rftcli.runtime.rundir import AttemptDir
 
 BESIDE_SECONDS = 600.0
 """Time limit of an engine beside its rank, which the recipe does not name: to be ready, to take weights, to finish anything at all."""
 TOKEN_SECONDS = 0.1
 """Added to it for every token of the longest sequence: a busy engine takes longer than most for one, and nothing may finish before."""
-OWN_COMMAND = (sys.executable, "-m", "rftcli.engines.vllm_serve")
 LEAST_FREE_SHARE = 0.01
 
 
@@ -70,11 +79,12 @@ class Engines:
     """This rank speaks to them about weights."""
     processes: list[EngineProcess] = field(default_factory=list)
 
+    def give_up(self) -> None:
+        self.wire.close()
+        self.stop()
+
     def stop(self) -> None:
-        for process in self.processes:
-            process.ask_to_end()  # all at once: each takes its time
-        for process in self.processes:
-            process.stop()
+        stop_all(self.processes)
 
 
 def check_servers(plan: Plan, world: World) -> None:
@@ -96,7 +106,7 @@ def check_servers(plan: Plan, world: World) -> None:
             finally:
                 wire.close()
 
-    _agreed(world, work)
+    agreed(world, work)
 
 
 def make_apart(
@@ -105,15 +115,14 @@ def make_apart(
     """The sampler of this rank, its engines ready and without weights yet. Collective. `defaults`: environment of a server unless it is set."""
     vllm, plan, world = place.vllm, place.plan, place.world
     run = world.gather(uuid.uuid4().hex)[0]
-    engines = _agreed(world, lambda: _begun(place, run, defaults))
+    engines = agreed(world, lambda: _begun(place, run, defaults), undo=Engines.give_up)
     try:
         _told_where(place, engines)
-        told = _agreed(world, lambda: _looked_at(place, engines, run) if engines.leads else [])
-        told = _agreed(world, lambda: told or _looked_at(place, engines, run))  # who started a server knows first that it has ended
-        way = _agreed(world, lambda: _way(place, engines))
+        told = agreed(world, lambda: _looked_at(place, engines, run) if engines.leads else [])
+        told = agreed(world, lambda: told or _looked_at(place, engines, run))  # who started a server knows first that it has ended
+        way = agreed(world, lambda: _way(place, engines))
     except BaseException:
-        engines.wire.close()
-        engines.stop()
+        engines.give_up()
         raise
     push = _joined(place, engines, way) if isinstance(way, SocketWay) else way
     free = all(server.facts["free_seeds"] for server in engines.servers)
@@ -128,24 +137,6 @@ def make_apart(
         together=vllm.tensor_parallel if vllm.server is None else 1, sleep=vllm.sleep, check=vllm.check_weights, checkable=_checkable(engines),
         dtype=DTYPES[plan.policy.dtype], newest=newest, on_close=engines.stop,
     )  # fmt: skip
-
-
-def _agreed(world: World, work: Callable[[], Any]) -> Any:
-    """What `work` returns; its RftError on every rank alike. Collective; `work` itself speaks to no rank."""
-    found, problem = None, None
-    try:
-        found = work()
-    except RftError as error:
-        problem = error
-    failed = next((one for one in world.gather(problem and (type(problem), problem.message, problem.hint)) if one is not None), None)
-    if problem is not None:
-        raise problem
-    if failed is not None:
-        if isinstance(found, Engines):
-            found.wire.close()
-            found.stop()
-        raise failed[0](failed[1], hint=failed[2])
-    return found
 
 
 def _begun(place: Place, run: str, defaults: dict[str, str]) -> Engines:
@@ -256,14 +247,13 @@ def served_name(run: str) -> str:
 def _start_apart(place: Place, server: ServerPlan, number: int, run: str, defaults: dict[str, str]) -> tuple[Server, EngineProcess]:
     start, each = server.start, place.vllm.tensor_parallel
     assert start is not None
-    devices = [str(gpu) for gpu in start.gpus[number * each : (number + 1) * each]] if start.gpus else None
-    several = place.plan.world.nodes > 1
-    host = socket.gethostname() if several else "127.0.0.1"
+    devices = devices_of_machine(os.environ, start.gpus[number * each : (number + 1) * each]) if start.gpus else None
+    host, bind = host_and_bind(several=place.plan.world.nodes > 1)
     more = {} if place.vllm.memory_share is None else {"gpu_memory_utilization": place.vllm.memory_share}
     log = place.attempt.logs / f"vllm_{number}.log"
     command = start.command or place.own_command
     env = environment(os.environ, defaults, devices, own=not start.command)
-    return _start(place, command, log, host, "0.0.0.0" if several else host, number, run, env, more)
+    return _start(place, command, log, host, bind, number, run, env, more)
 
 
 def _start_beside(place: Place, run: str, defaults: dict[str, str]) -> tuple[Server, EngineProcess]:
@@ -282,10 +272,8 @@ def _start_beside(place: Place, run: str, defaults: dict[str, str]) -> tuple[Ser
 def _start(
     place: Place, command: Sequence[str], log: Path, host: str, bind: str, number: int, run: str, env: dict[str, str], more: dict[str, Any]
 ) -> tuple[Server, EngineProcess]:
-    port = HeldPort(bind)
-    words = [*command, *serve_words(place, command == place.own_command, run, number, more), "--host", bind, "--port", str(port.number)]
-    process = EngineProcess(words, env, log, port)
-    return Server(url=f"http://{host}:{port.number}", last_words=process.last_words), process
+    url, process = serve(command, serve_words(place, command == place.own_command, run, number, more), env, log, host, bind)
+    return Server(url=url, last_words=process.last_words), process
 
 
 def serve_words(place: Place, own: bool, run: str, number: int, more: dict[str, Any]) -> list[str]:

@@ -22,17 +22,12 @@ from rftcli.plan.plan_engine import VllmPlan
 from rftcli.protocols import Sampler, World
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import config_folder
+from rftcli.runtime.engine_process import UNLESS_SET
 from rftcli.runtime.rundir import AttemptDir
 from rftcli.runtime.vllm_apart import Place, make_apart
 
 ALWAYS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """The engine core runs in this process: weights are written into its model."""
-UNLESS_SET = {
-    "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads are the same ones
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it compiles at the first start, and takes no seeds of rows
-}
 
 
 def make_vllm(

@@ -151,7 +151,11 @@ def test_a_plan_for_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "16 x cuda (nccl) on 2 nodes of 8" in shown and "memory of a GPU, GiB (device 80.00" in shown
     assert leaves("plan", "r.yaml", "--machine", "2xCPU-4") == EXIT_OK
     assert "2 x cpu" in capsys.readouterr().out
-    assert leaves("plan", "r.yaml", "--machine", "8xH100-80", "--gpus", "2") == EXIT_USAGE
+    assert leaves("plan", "r.yaml", "--machine", "8xH100-80", "--gpus", "2", *sets) == EXIT_OK
+    assert "2 x cuda" in capsys.readouterr().out
+    assert leaves("plan", "r.yaml", "--machine", "8xH100-80", "--gpus", "9") == EXIT_USAGE
+    assert "has 8 in each machine" in capsys.readouterr().err
+    assert leaves("plan", "r.yaml", "--machine", "8xH100-80", "--ranks", "2") == EXIT_USAGE
 
 
 def test_a_plan_on_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def scored(world: Any, *, folder: str, recipe: str, beside_zero: int | None, bat
     from rftcli.recipe.load import load_text
     from rftcli.rewards.scorers.desk import Desk
     from rftcli.rewards.scorers.view import View
+    from rftcli.runtime.judges import NO_JUDGES
     from rftcli.runtime.scorers import fill_desk
 
     text = "models: {policy: {path: org/m}}\ndata: {train: {path: t.jsonl}}\nrewards: {default: [{model: s}]}\ntrain: {steps: 1}"
@@ -35,7 +36,8 @@ def scored(world: Any, *, folder: str, recipe: str, beside_zero: int | None, bat
     plan = compile_plan(load_text(text, sets=sets, env={}).recipe, found, name="n", search_path="/", policy_path="m")
     learner = None if beside_zero is None else models_work.adapted(world, zero=beside_zero, lora=False)
     desk = Desk(["s"])
-    fill_desk(desk, plan, world, CPU, Path(folder) / "scores", [], AutoTokenizer.from_pretrained(str(builtin_path("quickstart"))), print)
+    tokenizer = AutoTokenizer.from_pretrained(str(builtin_path("quickstart")))
+    fill_desk(desk, plan, world, CPU, Path(folder) / "scores", [], tokenizer, print, NO_JUDGES)
     scorer: Any = desk._scorers["s"]
 
     def view(answer: str) -> View:

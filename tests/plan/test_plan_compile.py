@@ -338,6 +338,7 @@ OTHER: dict[str, str] = {
         "max_new_tokens": "9", "temperature": "0.5", "samples": "2", "placement.server": "'http://y'", "api": "completions",
         "preset": "lightrft", "urls": "['http://y']", "score_field": "scores", "batch_size": "3", "timeout_seconds": "9", "retries": "1",
         "concurrency": "2", "per_minute": "60", "headers_env": "{A: B}", "python": "'a:C'", "memory_gib": "2", "cache": "true",
+        "engine": "vllm", "placement.memory_share": "0.2", "placement.ready_seconds": "9", "placement.command": "[x]", "placement.options": "{a: 1}",
     }.items()},
     "algorithm.advantage.kind": "rloo", "algorithm.advantage.normalise_std": "false", "algorithm.advantage.std": "batch",
     "algorithm.loss.kind": "dro", "algorithm.loss.python": "'m:g'", "algorithm.loss.options": "{importance_weight: true}",
@@ -355,6 +356,9 @@ OTHER: dict[str, str] = {
     "algorithm.advantage.bootstrap_truncated": "true", "algorithm.advantage.distill_coefficient": "0.5", "algorithm.advantage.python": "'a:c'",
     "algorithm.advantage.options": "{n: 2}",
     "models.teacher.path": "org/other", "models.teacher.revision": "v2", "models.teacher.dtype": "bfloat16", "models.teacher.offload": "true",
+    **{f"models.teacher.placement.{key}": value for key, value in {
+        "memory_share": "0.2", "ready_seconds": "9", "command": "[x]", "options": "{a: 1}",
+    }.items()},
     "models.teacher.server": "http://other:1", "models.teacher.api": "sglang", "models.teacher.served_model": "m",
     "models.teacher.timeout_seconds": "9", "models.teacher.retries": "0", "models.teacher.concurrency": "2", "models.teacher.headers_env": "{A: B}",
     "algorithm.kl.place": "reward", "algorithm.kl.level": "mean", "algorithm.kl.controller.kind": "fixed",
@@ -423,6 +427,9 @@ SETUP: dict[str, tuple[str, ...]] = {
     "algorithm.advantage.distill_coefficient": (TAUGHT,),
     "algorithm.advantage.python": (OWN,), "algorithm.advantage.options": (OWN,),
     **{f"models.teacher.{key}": (TAUGHT,) for key in ("path", "revision", "dtype", "offload")},
+    **{f"models.teacher.placement.{key}": (TAUGHT, "models.teacher.placement={gpus: 0}") for key in (
+        "memory_share", "ready_seconds", "command", "options",
+    )},
     **{f"models.teacher.{key}": (SERVED,) for key in ("server", "api", "served_model", "timeout_seconds", "retries", "concurrency", "headers_env")},
     "data.train[].path": ("data.train=[{path: /a.jsonl}]",),
     "data.train[].split": ("data.train=[{path: org/name}]",),
@@ -482,6 +489,10 @@ SETUP: dict[str, tuple[str, ...]] = {
     **{f"models.scorers.NAME.{key}": (USED, f"{JUDGE}, placement: {{server: 'http://x'}}}}") for key in (
         "prompt", "score.regex", "score.scale", "max_new_tokens", "temperature", "placement.server", "api",
     )},
+    **{f"models.scorers.NAME.placement.{key}": (USED, f"{JUDGE}, placement: {{gpus: 0}}}}") for key in (
+        "memory_share", "ready_seconds", "command", "options",
+    )},
+    "models.scorers.NAME.engine": (USED, f"{JUDGE}}}"),
     "models.scorers.NAME.samples": (USED, f"{JUDGE}, temperature: 1}}"),
     "models.scorers.NAME.score.json": (USED, f"{JUDGE}}}"), "models.scorers.NAME.score.token": (USED, f"{JUDGE}}}"),
     "models.scorers.NAME.score.against": (USED, "models.scorers.s={kind: generative, path: org/s, prompt: '{{ x }}', score: {token: yes}}"),
@@ -518,6 +529,7 @@ INSTEAD_OF: dict[str, str] = {
 """What the key takes the place of."""
 ONE_VALUE = {"models.scorers.NAME.offload", "models.scorers.NAME.shard", "models.critic.optimizer.kind", "profile.tool", "train.kernels"} | {
     f"rollout.vllm.{key}" for key in ("server.start.gpus", "tensor_parallel", "sleep")
+} | {"models.teacher.placement.gpus"} | {f"models.scorers.NAME.placement.{key}" for key in ("gpus", "tensor_parallel")
 } | {f"rollout.sglang.{key}" for key in ("tensor_parallel", "sleep")}
 """Keys with a single value so far, or on one rank of a CPU."""
 MERGED = {"extends"}

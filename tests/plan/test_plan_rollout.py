@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.compile_lengths import shorter
+from rftcli.plan.compile_problems import CompileError
 from rftcli.plan.compile_rollout import ROW_MULTIPLE
 from rftcli.plan.facts import MachineFacts
 from rftcli.plan.plan import Plan

@@ -116,6 +116,27 @@ models:
       path: some/judge
       prompt: "{{ completion }}?"
       score: {token: good, against: [bad]}
+    apart:
+      kind: generative
+      path: some/judge
+      revision: v3
+      prompt: "is {{ completion }} good?"
+      score: {regex: '(\\d+)'}
+      max_tokens: 4096
+      placement:
+        gpus: 4
+        tensor_parallel: 2
+        memory_share: 0.8
+        ready_seconds: 900.0
+        command: [/venv/bin/vllm, serve]
+        options: {quantization: awq}
+    beside:
+      kind: generative
+      path: some/judge
+      prompt: "{{ completion }}, or not?"
+      score: {regex: '(\\d+)'}
+      engine: vllm
+      options: {quantization: fp8}
     fields:
       kind: generative
       path: some/judge

@@ -183,6 +183,7 @@ def test_needed_keys_may_come_from_a_parent() -> None:
         "properties": {
             "policy": {"required": ["path"]},
             "scorers": {"additionalProperties": {"required": ["kind"]}},
+            "teacher": {"properties": {"placement": {"required": ["gpus"]}}},
         },
     }
     assert needed["properties"]["data"] == {"required": ["train"]}

@@ -166,6 +166,7 @@ ADDED = {
     *(f"algorithm.advantage.{key}" for key in (
         "min_std", "passk_std", "baseline", "bootstrap_truncated", "distill_coefficient", "python", "options",
     )),
+    *(f"models.teacher.placement{key}" for key in ("", ".gpus", ".memory_share", ".ready_seconds", ".command", ".options")),
     *(f"models.teacher.{key}" for key in (
         "path", "revision", "dtype", "offload", "server", "api", "served_model", "timeout_seconds", "retries", "concurrency", "headers_env",
     )),
@@ -203,7 +204,8 @@ ADDED = {
     *(f"models.scorers.NAME.{key}" for key in (
         "revision", "tokenizer", "template", "dtype", "trust_remote_code", "quantise", "quantise.bits", "quantise.kind", "quantise.nested", "options",
         "max_tokens", "overlong", "batch_tokens", "shard", "score.json", "score.token", "score.against", "max_new_tokens", "temperature", "samples",
-        "api", "score_field", "batch_size", "per_minute", "python", "memory_gib",
+        "api", "engine", "score_field", "batch_size", "per_minute", "python", "memory_gib",
+        *(f"placement.{key}" for key in ("tensor_parallel", "memory_share", "ready_seconds", "command", "options")),
     )),
     "launch",
     "launch.env",

@@ -73,6 +73,7 @@ EXCLUDED_BY_OTHERS = {
         "urls", "start", "weights", "folder", "timeout_seconds", "ready_seconds", "retries", "headers_env",
     )),
     *(("rollout", "vllm", "server", "start", key) for key in ("servers", "gpus", "command")),
+    *(("models", "teacher", "placement", *key) for key in ((), ("gpus",), ("memory_share",), ("ready_seconds",), ("command",), ("options",))),
     *(("models", "teacher", key) for key in ("server", "api", "served_model", "timeout_seconds", "retries", "concurrency", "headers_env")),
 }
 """Keys that do not go together with what stands in the full recipe."""

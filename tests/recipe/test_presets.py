@@ -16,8 +16,8 @@ from rftcli.recipe.explain import explain
 from rftcli.recipe.kinds import key_table, pattern_of
 from rftcli.recipe.layers import preset_names, shipped_recipes
 from rftcli.recipe.load import LoadedRecipe, load_recipe
-from rftcli.recipe.paths import format_path
 from rftcli.recipe.methods import SHARED_KEYS
+from rftcli.recipe.paths import format_path
 from rftcli.recipe.presets import SECTIONS, read_preset
 from rftcli.recipe.schema import as_yaml, default_of
 

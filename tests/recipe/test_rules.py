@@ -23,6 +23,7 @@ GAE = ("algorithm.advantage.kind=gae", "models.critic={}")
 ALONE = ["rollout.samples_per_prompt=1", "algorithm.advantage.kind=reinforce"]
 HTTP = "models.scorers.service={kind: http, urls: ['http://x']}"
 JUDGE = "models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}'"
+APART = "models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}', score: {json: a}, placement: "
 PARTIAL = ["rollout={partial: {budget_tokens: 64}, max_version_lag: 2}", "algorithm.loss.old=sampler"]
 BREACHES = [
     (
@@ -119,6 +120,52 @@ BREACHES = [
         ["models.scorers.s={kind: generative, path: a/b, prompt: '{{ x }}', score: {json: a}, placement: {server: 'http://x'}, offload: true}"],
         "models.scorers.s.offload",
         "`offload` has no meaning for a judge at a server",
+    ),
+    (
+        "judge-placement",
+        [f"{JUDGE}, score: {{json: a}}, engine: vllm, options: {{gpu_memory_utilization: 0.2}}}}"],
+        "models.scorers.s.options.gpu_memory_utilization",
+        "has a key of its own: `models.scorers.s.batch_tokens`",
+    ),
+    (
+        "scorer-keys",
+        [f"{JUDGE}, score: {{json: a}}, engine: vllm, overlong: cut_left}}"],
+        "models.scorers.s.overlong",
+        "`overlong` has no meaning for a judge beside the ranks (`engine: vllm`)",
+    ),
+    ("scorer-keys", [f"{APART}{{gpus: 1}}, engine: vllm}}"], "models.scorers.s.engine", "`engine` has no meaning for a judge at a server that the run starts"),
+    ("judge-placement", [f"{APART}{{}}}}"], "models.scorers.s.placement", "needs `gpus` or `server`"),
+    ("judge-placement", [f"{APART}{{gpus: 1, server: 'http://x'}}}}"], "models.scorers.s.placement.gpus", "`server` and `gpus` exclude each other"),
+    *(
+        ("judge-placement", [f"{APART}{{server: 'http://x', {key}: {value}}}}}"], f"models.scorers.s.placement.{key}",
+         "is for a server that the run starts, with `gpus`")
+        for key, value in (("tensor_parallel", 2), ("memory_share", 0.5), ("ready_seconds", 9), ("command", "[vllm]"), ("options", "{a: 1}"))
+    ),
+    (
+        "judge-placement",
+        [f"{APART}{{gpus: 3, tensor_parallel: 2}}}}"],
+        "models.scorers.s.placement.tensor_parallel",
+        "3 GPUs cannot be cut into servers of 2 each",
+    ),
+    ("judge-placement", [f"{APART}{{gpus: 0, tensor_parallel: 2}}}}"], "models.scorers.s.placement.tensor_parallel", "needs `gpus`"),
+    (
+        "judge-placement",
+        [f"{APART}{{gpus: 1, options: {{max_model_len: 9}}}}}}"],
+        "models.scorers.s.placement.options.max_model_len",
+        "has a key of its own: `models.scorers.s.max_tokens`",
+    ),
+    ("judge-placement", [f"{APART}{{gpus: 1, options: {{port: 9}}}}}}"], "models.scorers.s.placement.options.port", "`port` is not to be chosen"),
+    (
+        "judge-placement",
+        [f"{APART}{{gpus: 1}}, api: completions, template: '{{{{ messages }}}}'}}"],
+        "models.scorers.s.template",
+        "has no effect with `api: completions`",
+    ),
+    (
+        "scorer-keys",
+        [f"{APART}{{gpus: 1}}, quantise: {{}}}}"],
+        "models.scorers.s.quantise",
+        "`quantise` has no meaning for a judge at a server that the run starts",
     ),
     ("scorer-score", [f"{JUDGE}, score: {{scale: 2}}}}"], "models.scorers.s.score", "needs `regex`, `json` or `token`"),
     ("scorer-score", [f"{JUDGE}, score: {{json: a, token: yes}}}}"], "models.scorers.s.score.token", "`json` and `token` exclude each other"),
@@ -815,6 +862,30 @@ BREACHES = [
         "rollout.temperature",
         "must be 1 with `models.teacher.server`, got 0.7",
     ),
+    (
+        "teacher",
+        ["models.teacher={path: org/t, placement: {gpus: 1}}", "rollout.temperature=0.7"],
+        "rollout.temperature",
+        "must be 1 with `models.teacher.placement`, got 0.7",
+    ),
+    (
+        "teacher-place",
+        ["models.teacher={path: org/t, placement: {gpus: 1}, offload: true}"],
+        "models.teacher.offload",
+        "has no effect with `placement`",
+    ),
+    (
+        "teacher-place",
+        ["models.teacher={server: 'http://h:1', placement: {gpus: 1}}"],
+        "models.teacher.placement",
+        "has no effect with `server`",
+    ),
+    (
+        "teacher-place",
+        ["models.teacher={path: org/t, placement: {gpus: 1, options: {tensor_parallel_size: 2}}}"],
+        "models.teacher.placement.options.tensor_parallel_size",
+        "has a key of its own: `models.teacher.placement.gpus`",
+    ),
     ("teacher-place", ["models.teacher={}"], "models.teacher", "needs `path` or `server`"),
     ("teacher-place", ["models.teacher={path: org/t, server: 'http://h:1'}"], "models.teacher.server", "`path` and `server` exclude each other"),
     ("teacher-place", ["models.teacher={path: org/t, retries: 1}"], "models.teacher.retries", "has no effect with `path`"),
@@ -898,6 +969,7 @@ def test_every_rule_is_broken_above() -> None:
         ["algorithm.advantage={kind: remax}", "rollout.samples_per_prompt=1"],
         ["algorithm.advantage.kind=reinforce_pp", "algorithm.kl={coefficient: 0.1, estimator: k1, place: reward, level: token}"],
         ["models.teacher={path: org/t, dtype: bfloat16, offload: true}", "algorithm.advantage.kind=distill", "rollout.temperature=0.7"],
+        ["models.teacher={path: org/t, placement: {gpus: 2, memory_share: 0.5}, retries: 1}", "algorithm.advantage.kind=distill"],
         ["models.teacher={server: 'http://h:1', api: sglang, retries: 0}", "algorithm.advantage.distill_coefficient=0.3"],
     ],
 )

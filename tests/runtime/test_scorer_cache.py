@@ -58,6 +58,7 @@ def kinds(folder: Path) -> dict[str, dict[str, Any]]:
         "classifier": {"kind": "classifier", "path": model, "tokenizer": str(folder / "words"), "template": str(folder / "chat.jinja")},
         "judge": judge,
         "server": judge | {"path": "org/judge", "placement": {"server": "http://x/v1"}},
+        "started": judge | {"template": str(folder / "chat.jinja"), "placement": {"gpus": 0}},
         "http": {"kind": "http", "urls": ["http://x"]},
         "python": {"kind": "python", "python": "kept_scorer_for_tests:Mine", "options": {"a": 1}},
     }
@@ -109,6 +110,11 @@ MISSES: dict[str, tuple[str, Callable[[Path], None] | None, dict[str, Any]]] = {
     "replies": ("judge", None, {"samples": 2, "temperature": 0.5}),
     "another model at the server": ("server", None, {"path": "org/other"}),
     "another endpoint": ("server", None, {"api": "completions"}),
+    "weights of a started judge": ("started", edit("model/config.json"), {}),
+    "its template": ("started", edit("chat.jinja"), {}),
+    "its arguments": ("started", None, {"placement": {"gpus": 0, "options": {"quantization": "fp8"}}}),
+    "another engine": ("judge", None, {"engine": "vllm"}),
+    "a started judge instead of the ranks": ("judge", None, {"placement": {"gpus": 0}}),
     "another protocol": ("http", None, {"preset": "lightrft"}),
     "another field": ("http", None, {"score_field": "scores"}),
 }
@@ -121,6 +127,7 @@ HITS: dict[str, tuple[str, Callable[[Path], None] | None, dict[str, Any]]] = {
     "tries": ("http", None, {"retries": 9, "timeout_seconds": 1.0, "concurrency": 1, "per_minute": 5.0}),
     "the same service elsewhere": ("http", None, {"urls": ["http://y", "http://z"]}),
     "the same judge elsewhere": ("server", None, {"placement": {"server": "http://y/v1"}}),
+    "how it is started": ("started", None, {"placement": {"gpus": 0, "memory_share": 0.3, "command": ["vllm", "serve"], "ready_seconds": 9.0}}),
     "rows of a request": ("http", None, {"batch_size": 3}),
     "memory": ("python", None, {"memory_gib": 2.0}),
 }

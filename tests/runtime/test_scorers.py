@@ -20,6 +20,7 @@ from rftcli.recipe.load import load_text
 from rftcli.rewards.scorers.desk import Desk
 from rftcli.rewards.scorers.view import View
 from rftcli.runtime import scorers as made
+from rftcli.runtime.judges import NO_JUDGES
 from rftcli.runtime.scorers import fill_desk
 from rftcli.runtime.world import SoloWorld
 
@@ -62,7 +63,7 @@ def made_of(tmp_path: Path) -> Made:
 
     def make(plan: Plan, warn: Callable[[str, str], None] = lambda code, text: None) -> dict[str, Any]:
         desk = Desk(spec.name for spec in plan.scorers)
-        fill_desk(desk, plan, SoloWorld(), CPU, tmp_path / "scores", [tmp_path], AutoTokenizer.from_pretrained(QUICKSTART), warn)
+        fill_desk(desk, plan, SoloWorld(), CPU, tmp_path / "scores", [tmp_path], AutoTokenizer.from_pretrained(QUICKSTART), warn, NO_JUDGES)
         return desk._scorers
 
     return make

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from rank_threads import on_ranks
@@ -21,9 +23,12 @@ from rftcli.builtin import builtin_path
 from rftcli.errors import EXIT_USAGE, RecipeError, RftError, UsageError
 from rftcli.models.policy import CausalPolicy
 from rftcli.plan.plan import Plan
+from rftcli.runtime.judge_servers import Starter
 from rftcli.runtime.models import load_model, make_tokenizer
 from rftcli.runtime.prepare import prepare
+from rftcli.runtime.rundir import AttemptDir, RunDir
 from rftcli.runtime.teacher import PROBE_TEXT, check_teacher, close_teacher, make_teacher
+from rftcli.runtime.teacher_server import await_teacher, begin_teacher
 from rftcli.runtime.world import SoloWorld
 from rftcli.types import Batch, Denominators
 
@@ -149,6 +154,58 @@ def test_a_server_is_asked_about_its_tokens_first(plan_with: Any, served: dict[s
     teacher = make_teacher(plan, CPU, SoloWorld())
     assert teacher is not None and teacher.logprobs(batch(), 1.0)[0].tolist() == [-1.0, -1.0]
     close_teacher(teacher)
+
+
+COMMAND = [sys.executable, str(Path(__file__).parents[1] / "fake_judge_command.py")]
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AttemptDir:
+    monkeypatch.setenv("FAKE_JUDGE_TOLD", str(tmp_path))
+    run = RunDir(tmp_path / "run")
+    run.create()
+    found = run.attempt(1)
+    found.create()
+    return found
+
+
+def alive(folder: Path) -> list[int]:
+    pids = [pid for path in folder.glob("*.json") for pid in json.loads(path.read_text())["pids"]]
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_server_that_the_run_starts(plan_with: Any, attempt: AttemptDir, tmp_path: Path) -> None:
+    """Every rank asks it, under the name that this run gave it; it ends with the teacher."""
+    plan: Plan = plan_with(f"path: 'builtin:quickstart', placement: {{gpus: 0, command: {json.dumps(COMMAND)}}}")
+
+    def work(world: Any) -> list[float]:
+        check_teacher(plan, make_tokenizer(plan.policy), world)
+        served = begin_teacher(plan, world, attempt, Starter(rank=world.rank))
+        teacher = make_teacher(plan, CPU, world, served)
+        await_teacher(served, world)
+        assert teacher is not None
+        found = teacher.logprobs(batch(), 1.0)[0].tolist()
+        world.barrier("asked")
+        close_teacher(teacher)
+        return found
+
+    assert on_ranks(2, work) == [[-7 / 8, -8 / 8]] * 2
+    (told,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.json"))
+    assert "--max-model-len 49" in " ".join(told["rest"]) and not alive(tmp_path) and (attempt.logs / "teacher.log").is_file()
+
+
+def test_the_end_of_its_server_is_told_with_its_log(plan_with: Any, attempt: AttemptDir, tmp_path: Path) -> None:
+    shutil.copytree(builtin_path("quickstart"), tmp_path / "mortal")
+    plan: Plan = plan_with(f"path: {tmp_path / 'mortal'}, placement: {{gpus: 0, command: {json.dumps(COMMAND)}}}, retries: 0, concurrency: 1")
+    served = begin_teacher(plan, SoloWorld(), attempt, Starter(rank=0))
+    teacher = make_teacher(plan, CPU, SoloWorld(), served)
+    await_teacher(served, SoloWorld())
+    assert teacher is not None
+    with pytest.raises(RftError, match=r"(?s)the server of the teacher \(.*mortal\) is gone: it ended with code 9.*device-side assert"):
+        for _ in range(3):
+            teacher.logprobs(batch(), 1.0)
+    close_teacher(teacher)
+    assert not alive(tmp_path)
 
 
 def test_a_server_that_is_not_there(plan_with: Any) -> None:

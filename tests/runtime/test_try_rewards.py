@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from rftcli.builtin import builtin_path
 from rftcli.errors import MachineError, RecipeError, UsageError
 from rftcli.runtime import prepare
+from rftcli.runtime.judges import NO_JUDGES
 from rftcli.runtime.try_models import load_scorers
 from rftcli.runtime.try_report import Tried
 from rftcli.runtime.try_rewards import try_rewards
@@ -113,5 +114,5 @@ def test_what_is_no_reward_model_is_told(here: Path) -> None:
 def test_a_gpu_that_torch_does_not_see_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MachineError, match="this torch sees none") as caught:
-        load_scorers([], "cuda", here, lambda text: None)
+        load_scorers([], "cuda", here, lambda text: None, NO_JUDGES)
     assert caught.value.hint is not None and "CUDA_VISIBLE_DEVICES=" in caught.value.hint

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, ModelPath, NonNegative, Options, Section, Target, TemplateText, Text
 from rftcli.recipe.sections.quantise import Quantise
+from rftcli.recipe.sections.started import StartedServer
 
 
 class JudgeScore(Section):
@@ -22,10 +23,18 @@ class JudgeScore(Section):
     scale: float = Field(1.0, description="What the number in the reply is multiplied with.")
 
 
-class Placement(Section):
-    """Where a judge runs."""
+class Placement(StartedServer):
+    """Where a judge runs: at a server that is there already, or at one that the run starts on GPUs of its own and ends with itself."""
 
     server: Text | None = Field(None, description="Base URL of an OpenAI-compatible server, such as `http://127.0.0.1:8000/v1`.")
+    gpus: NonNegative | None = Field(
+        None,
+        description="How many GPUs of the first rank's machine a vLLM server of the judge has for itself, none of them a rank's; 0 on a CPU. "
+        "The run starts and ends it.",
+    )
+    tensor_parallel: Literal["auto"] | Count = Field(
+        "auto", description="GPUs that share one copy of the judge; fewer than `gpus` start several servers; auto: all of them."
+    )
 
 
 class ScorerModel(Section):
@@ -43,12 +52,14 @@ class ScorerModel(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Number type of the weights; auto: float32 on a CPU, else bfloat16.")
     trust_remote_code: bool = Field(False, description="Whether code that comes with the checkpoint may run.")
     quantise: Quantise | None = Field(None, description="Weights in 4 or 8 bits, through bitsandbytes.")
-    options: Options = Field({}, description="Further arguments of `from_pretrained`, or of a `python` class.")
+    options: Options = Field({}, description="Further arguments of `from_pretrained`, of `vllm serve` with `engine: vllm`, or of a `python` class.")
     max_tokens: Count | None = Field(None, description="Longest text that is scored, in the scorer's tokens; null: the model's positions.")
     overlong: Literal["refuse", "cut_left"] = Field(
         "refuse", description="A longer text is an error of its sample, or loses its beginning, which is counted."
     )
-    batch_tokens: Count = Field(16384, description="Tokens of one forward pass, padding included.")
+    batch_tokens: Count = Field(
+        16384, description="Tokens of one forward pass, padding included; with `engine: vllm` those that its cache holds."
+    )
     offload: Literal["auto"] | bool = Field(
         "auto", description="Whether the weights wait in CPU memory between uses; auto: where the device would be too full."
     )
@@ -66,7 +77,14 @@ class ScorerModel(Section):
     max_new_tokens: Count = Field(256, description="Longest reply of a judge.")
     temperature: float = Field(0.0, ge=0, description="Sampling temperature of a judge; 0 is greedy.")
     samples: Count = Field(1, description="Replies of a judge whose mean is the score; more than one needs a temperature.")
-    placement: Literal["shared"] | Placement = Field("shared", description="shared: a judge runs on the ranks; `{server: URL}`: where it is asked.")
+    placement: Literal["shared"] | Placement = Field(
+        "shared", description="shared: a judge runs on the ranks. `{gpus: n}`: the run starts it on GPUs of its own. `{server: URL}`: it is there."
+    )
+    engine: Literal["hf", "vllm"] = Field(
+        "hf",
+        description="What runs a judge on the ranks: the hf engine inside them, or vLLM in a process beside each, on its device, which pays for long "
+        "replies.",
+    )
     api: Literal["chat", "completions"] = Field("chat", description="Which endpoint of the server is asked.")
     preset: Literal["lightrft", "openrlhf"] = Field("openrlhf", description="Names of the fields of a reward service.")
     urls: tuple[Text, ...] = Field((), description="Addresses of a reward service; the least busy one is asked.")

@@ -5,8 +5,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rftcli.recipe.sections.base import Count, ModelPath, NonNegative, Section, Text
+from rftcli.recipe.sections.started import StartedServer
 
 Url = Annotated[str, Field(pattern=r"^(https?://|\$\{).+")]
+
+
+class TeacherPlacement(StartedServer):
+    """A server of the teacher that the run starts, and ends with itself."""
+
+    gpus: NonNegative = Field(
+        description="How many GPUs of the first rank's machine the teacher has for itself, none of them a rank's; 0 on a CPU. They share one copy."
+    )
 
 
 class TeacherModel(Section):
@@ -17,6 +26,9 @@ class TeacherModel(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Number type of the teacher; auto: as the policy.")
     offload: Literal["auto"] | bool = Field(
         "auto", description="Whether the teacher waits in CPU memory between uses; auto: where the device would be too full."
+    )
+    placement: TeacherPlacement | None = Field(
+        None, description="`{gpus: n}`: the run starts a vLLM server with the teacher at `path` on GPUs of its own; null: it is beside the policy."
     )
     server: Url | None = Field(None, description="Instead of `path`: address of a server that has the teacher, such as `http://host:8000`.")
     api: Literal["vllm", "echo", "sglang"] = Field(

@@ -23,7 +23,8 @@ from rftcli.rewards.scorers.view import canonical
 
 PASSING = ("name", "cache", "service", "batch_size", "memory_gib")
 """Fields of a scorer that do not change what it says."""
-PASSING_WEIGHTS = ("given", "parameters", "offload", "sharded", "batch_tokens")
+PASSING_WEIGHTS = ("given", "parameters", "offload", "sharded", "batch_tokens", "beside_gib")
+PASSING_START = ("given", "parameters", "servers", "tensor_parallel", "gpus", "memory_share", "cache_bytes", "ready_seconds", "command", "sleeps")
 
 
 class Cache:
@@ -34,6 +35,8 @@ class Cache:
         data: dict[str, Any] = {name: value for name, value in to_data(spec).items() if name not in PASSING}
         if spec.weights is not None:
             data["weights"] = {name: value for name, value in data["weights"].items() if name not in PASSING_WEIGHTS}
+        if spec.start is not None:
+            data["start"] = {name: value for name, value in data["start"].items() if name not in PASSING_START}
         self._identity = f"{canonical(data)}\n{fingerprint(files)}"
         self._file = folder / f"{spec.name}.rank_{rank}.jsonl"
         self._known: dict[str, Verdict] = {}

@@ -12,12 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol, TypeVar
 
+from rftcli.errors import RftError
 from rftcli.rewards.scorers.cache import Cache
 from rftcli.rewards.scorers.verdict import Verdict
 from rftcli.rewards.scorers.view import View, view_of
 from rftcli.types import Completion
 
 T = TypeVar("T")
+
+
+class ScorerGoneError(RftError):
+    """A scorer that the run has started answers nobody any more: no row can be scored, whatever its part does with errors."""
 
 
 class Remote(Protocol):
@@ -62,8 +67,12 @@ class Desk:
         self._closed = False
         self.fill({})
 
-    def fill(self, scorers: Mapping[str, Remote | Local], caches: Mapping[str, Cache] | None = None, front: str = "") -> None:
-        """`front`: what the policy's tokenizer puts in front of a text."""
+    def fill(
+        self, scorers: Mapping[str, Remote | Local], caches: Mapping[str, Cache] | None = None, front: str = "",
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`front`: what the policy's tokenizer puts in front of a text. `on_close`: called behind the scorers' own `close`."""
+        self._on_close = on_close
         self._scorers, self._caches, self._front = dict(scorers), dict(caches or {}), front
         self._waiting: dict[str, list[tuple[View, Future[Verdict]]]] = {name: [] for name, scorer in self._scorers.items() if not scorer.remote}
 
@@ -128,6 +137,7 @@ class Desk:
             self._closed = True
             for scorer in self._scorers.values():
                 scorer.close()
+            self._on_close()
 
     def _keep(self, cache: Cache, key: str, done: Future[Verdict]) -> None:
         if done.exception() is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rftcli.errors import UsageError
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from rftcli.rewards.scorers.view import View
 
 
-def remote_scorer(spec: ScorerSpec, ranks: int) -> Remote:
-    """`ranks` share the service's limits."""
+def remote_scorer(spec: ScorerSpec, ranks: int, gone: Callable[[], str | None] | None = None) -> Remote:
+    """`ranks` share the service's limits. `gone`: as for `Service`."""
     from rftcli.rewards.scorers.http import HttpScorer
     from rftcli.rewards.scorers.judge import ServerJudge
     from rftcli.rewards.scorers.service import Service
 
     assert spec.service is not None
-    service = Service(spec.name, spec.service, ranks=ranks)
+    service = Service(spec.name, spec.service, ranks=ranks, gone=gone)
     if spec.preset is None:
         return ServerJudge(spec, service)
     return HttpScorer(service, preset=spec.preset, score_field=spec.score_field, batch_size=spec.batch_size)
@@ -45,6 +45,8 @@ class NotLoaded:
         """Nothing is held."""
 
 
-def without_models(specs: Sequence[ScorerSpec]) -> dict[str, Remote | Local]:
-    """Services as they are, and `NotLoaded` for everything else."""
-    return {spec.name: NotLoaded(spec.name) if spec.service is None else remote_scorer(spec, 1) for spec in specs}
+def without_models(
+    specs: Sequence[ScorerSpec], gone: Callable[[ScorerSpec], Callable[[], str | None] | None] = lambda spec: None
+) -> dict[str, Remote | Local]:
+    """Services as they are, and `NotLoaded` for everything else. `gone`: of a scorer, as for `Service`."""
+    return {spec.name: NotLoaded(spec.name) if spec.service is None else remote_scorer(spec, 1, gone(spec)) for spec in specs}

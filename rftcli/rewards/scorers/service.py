@@ -24,6 +24,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 
 from rftcli.errors import UsageError
 from rftcli.redact import redacted_text
+from rftcli.rewards.scorers.desk import ScorerGoneError
 from rftcli.rewards.scorers.spec import ServiceSpec
 
 AGAIN = (408, 429)
@@ -61,9 +62,11 @@ class Service:
         environ: Mapping[str, str] | None = None,
         first_pause: float = FIRST_PAUSE_SECONDS,
         most_bytes: int = MOST_BYTES,
+        gone: Callable[[], str | None] | None = None,
     ) -> None:
-        """UsageError for a header whose variable is not set. `ranks`: how many share `per_minute`."""
-        self._name, self._spec = name, spec
+        """UsageError for a header whose variable is not set. `ranks`: how many share `per_minute`. `gone`: asked after a broken connection; a
+        text says that nobody will answer any more, and why, which is a ScorerGoneError."""
+        self._name, self._spec, self._gone = name, spec, gone
         headers = header_values(name, spec, os.environ if environ is None else environ)
         self._secrets = sorted(headers.values(), key=len, reverse=True)
         self._threads = ThreadPoolExecutor(max_workers=spec.concurrency, thread_name_prefix=f"scorer-{name}")
@@ -117,6 +120,9 @@ class Service:
         except httpx.TimeoutException as error:
             raise TransientError(f"{shown} gave no reply within {self._spec.timeout_seconds:g} seconds") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            words = None if self._gone is None or self._closed.is_set() else self._gone()
+            if words is not None:
+                raise ScorerGoneError(words, hint="a run goes on with `rft resume`, which starts it anew") from error
             raise TransientError(f"{shown} could not be asked: {self._clean(f'{type(error).__name__}: {error}')}") from error
         except RuntimeError as error:  # httpx, of a client that was closed
             raise ServiceError(f"scorer `{self._name}` was closed") from error

@@ -47,6 +47,10 @@ class WeightsSpec:
     """It waits in CPU memory between uses."""
     sharded: bool
     """Its weights are partitioned over the ranks (ZeRO-3), and gathered layer by layer."""
+    engine: str = "hf"
+    """generative: hf, or vllm in a process beside each rank."""
+    beside_gib: float = 0.0
+    """What its engine holds on the device beside the weights: cache, context, working memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,44 @@ class ServiceSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartSpec:
+    """vLLM servers that the run starts for a judge, and ends with itself. Judges whose `StartSpec` is the same share them."""
+
+    path: str
+    """A directory or a hub id: `builtin:` names are resolved."""
+    given: str
+    """As the recipe writes it."""
+    revision: str | None
+    dtype: str
+    trust_remote_code: bool
+    tokenizer: str | None
+    """Path of another tokenizer than the checkpoint's own."""
+    template: str | None
+    """Chat template as Jinja text; None: the tokenizer's own."""
+    parameters: int | None
+    max_model_tokens: int | None
+    """Longest question and reply together; None: the model's positions."""
+    servers: int
+    tensor_parallel: int
+    """GPUs of each server."""
+    gpus: tuple[int, ...]
+    """Of all servers, in order, on the first rank's machine; empty on a CPU."""
+    memory_share: float | None
+    """Of each GPU's memory for weights and cache."""
+    cache_bytes: int | None
+    """Of the key-value cache of one server on a CPU."""
+    ready_seconds: float
+    command: tuple[str, ...]
+    """Words in front of the arguments of `vllm serve`; empty: vLLM of the ranks' Python."""
+    options: Mapping[str, Any]
+    """Further arguments of `vllm serve`."""
+    beside: bool = False
+    """Every rank has one for itself, on its own device."""
+    sleeps: bool = False
+    """It waits in CPU memory between uses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerSpec:
     """One entry of `models.scorers` that a reward part uses."""
 
@@ -89,6 +131,8 @@ class ScorerSpec:
     cache: bool
     weights: WeightsSpec | None = None
     service: ServiceSpec | None = None
+    start: StartSpec | None = None
+    """generative: of the servers at which it is asked, whose addresses `service` has when they have been started."""
     head: str = "0"
     """classifier: a number, or an expression of heads such as `0.5*h[0] - h[2]`."""
     prompt: str | None = None
@@ -100,7 +144,7 @@ class ScorerSpec:
     """generative: replies whose mean is the score."""
     seed: int = 0
     model: str | None = None
-    """generative: what a server calls its model."""
+    """generative: what a server calls its model; None: the run has not started it yet."""
     api: str = "chat"
     preset: str | None = None
     score_field: str = "rewards"
@@ -115,4 +159,4 @@ class ScorerSpec:
     @property
     def remote(self) -> bool:
         """Does a service score, while the engine still generates?"""
-        return self.service is not None
+        return self.service is not None and self.weights is None
