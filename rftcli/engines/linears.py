@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 BLOCK_ROWS = 8
 """Rows of a product of a small matrix. To oneDNN a single row is a vector, with other last bits, so that it gets no fewer either."""
-SMALL_NUMBERS = 2**16
+SMALL_NUMBERS = 2**15
 """Weights of so many numbers stay in a core's cache, and what oneDNN does before it computes takes longer than the product."""
 WORTH_PACKING_PASSES = 16
 """Packing costs as much as a few passes."""
