@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+LEAST_LOGPROB = -1e30
+"""Stands for the logarithm of 0 where that is multiplied by 0."""
+
 
 def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float | Tensor, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
     """(log-probs (N,), entropy (N,)), float32 nats, of targets (N,) under softmax(logits (N, V) / temperature).
@@ -32,9 +35,9 @@ def plain_logprobs(logits: Tensor, targets: Tensor, temperature: float | Tensor,
     if entropy_gradient:
         surprise = -table.masked_fill(table.isneginf(), 0.0)  # a word without probability counts 0, in the gradient too
         return logprobs, (table.exp() * surprise).sum(-1)
-    # the entropy comes last, so that the recomputation in the backward pass stops before it; entr(0) = 0 where a word has no probability
+    # the entropy comes last, so that the recomputation in the backward pass stops before it; a word without probability counts 0
     with torch.no_grad():
-        entropy = torch.special.entr(table.exp()).sum(-1)
+        entropy = -table.exp().mul_(table.clamp(min=LEAST_LOGPROB)).sum(-1)
     return logprobs, entropy
 
 

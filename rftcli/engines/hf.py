@@ -1,13 +1,19 @@
 """Generation with a transformers model: an own decode loop over its key-value cache. The engine that runs everywhere, and the exact one.
 
 Promise: the same weights and the same key (seed, draw, sample) give the same tokens and log-probs, bit for bit, in any order, company or split
-over ranks (float32 on a CPU, dense models, equal `batch_rows` and thread count). A matrix product gives a row other last bits when the matrix has
-another number of rows, so no shape here depends on which requests happen to be present:
+over ranks (float32 on a CPU, dense models, equal `batch_rows` and thread count). Two things keep it:
 
-- every decode pass has a number of rows that follows from the settings and the prompt's width; places left over, and rows that are finished, go on as
-  dummies;
+- On a CPU in float32 the linear layers compute in a way that gives a row the same bits whatever the number of rows is (`linears`). Where a model
+  has no other matrices, and a trial shows the same bits in passes of few and of many rows, a pass has as many rows as are there, in eights, and
+  prompts are prefilled together.
+- Elsewhere a matrix product gives a row other last bits when the matrix has another number of rows. Every decode pass then has a number of rows that
+  follows from the settings and the prompt's width; places left over, and rows that are finished, go on as dummies. Prompts are prefilled in passes of
+  a fixed number of rows.
+
+And in both:
+
 - a prompt's width is that of its own bucket, `width_bucket` x 1, 2, 4, ..., never that of its batch; only rows of one width share a batch;
-- prompts are prefilled in passes of a fixed number of rows, once each, and their cache is copied to their rows;
+- prompts are prefilled once each, and their cache is copied to their rows;
 - a bucket is wider than its prompts, so every row has a masked position and attention takes the masked kernel in every batch;
 - with `continuous`, where a waiting row takes the place of a finished one, the cache has a fixed size and every row a part of its own in it, so that
   a row's arithmetic has the same shapes at any time.
@@ -32,10 +38,12 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from rftcli.engines.finish import StopRule, completion, stop_rule
 from rftcli.engines.kvcache import expanded
+from rftcli.engines.linears import Linears, Products
 from rftcli.engines.noise import uniforms
 from rftcli.engines.rows import Batch, Pool, Prefilled, Row
 from rftcli.engines.sampling import choose_greedily, draw, log_weights
 from rftcli.engines.shaping import Rules, Shaping, rules_of
+from rftcli.engines.weights import copy_into
 from rftcli.errors import RftError, UsageError
 from rftcli.protocols import Weights
 from rftcli.types import Completion, FinishReason, Request, SamplingSettings
@@ -46,6 +54,11 @@ PREFILL_ROWS_CPU = 1
 """On a CPU one prompt fills the machine, and a dummy would cost as much as a prompt."""
 PREFILL_ROWS_ACCELERATOR = 4
 """Elsewhere a pass is bound by launches, and dummies are nearly free."""
+PREFILL_TOKENS = 2048
+"""Positions of a pass over prompts that may be any number: enough to fill a CPU, and little memory."""
+TRIAL_PROMPTS = 3
+TRIAL_ROWS = 256
+"""Of the trial that shows whether rows are alike: prompts, and at most so many rows that continue them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +68,16 @@ class _Call:
     settings: SamplingSettings
     rule: StopRule
     rules: Rules
+    products: Products
 
 
 class HFSampler:
     """`protocols.Sampler` over a transformers causal LM.
 
     `module` is either the trainer's own (its weights are always the newest; `load` only takes the version) or a replica that `load` copies into
-    (`owns_weights`). `eos_ids` are all end tokens of the model. `pad_id` fills masked positions; any valid id will do. `batch_tokens` lowers the
-    rows of a pass so that rows x (padded prompt + new tokens) stay within it. `continuous`: a waiting row takes a finished one's place.
+    (`owns_weights`). `eos_ids` are all end tokens of the model. `pad_id` fills masked positions; any valid id will do. `batch_rows`: the most rows
+    of a pass; `fixed_rows` (None: as many): rows of every pass where their number changes bits. `batch_tokens` lowers the rows of a pass so that
+    rows x (padded prompt + new tokens) stay within it. `continuous`: a waiting row takes a finished one's place.
     """
 
     def __init__(
@@ -73,6 +88,7 @@ class HFSampler:
         *,
         pad_id: int,
         batch_rows: int,
+        fixed_rows: int | None = None,
         batch_tokens: int | None = None,
         continuous: bool = False,
         device: torch.device | str,
@@ -87,12 +103,15 @@ class HFSampler:
         self._eos_ids = tuple(eos_ids)
         self._pad_id = pad_id
         self._batch_rows = batch_rows
+        self._fixed_rows = batch_rows if fixed_rows is None else fixed_rows
         self._batch_tokens = batch_tokens
         self._continuous = continuous
         self._device = torch.device(device)
         self._width_bucket = width_bucket
         self._owns_weights = owns_weights
-        self._prefill_rows = PREFILL_ROWS_CPU if self._device.type == "cpu" else PREFILL_ROWS_ACCELERATOR
+        self._linears = Linears(module, self._device)
+        self._any_rows: bool | None = None
+        """Whether a row's bits are the same in passes of any number of rows; None: not tried yet."""
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(module.forward).parameters else {}
 
     def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> Iterator[Completion]:
@@ -101,13 +120,20 @@ class HFSampler:
             if not request.prompt.token_ids:
                 raise UsageError(f"prompt {request.prompt.row_id} has no tokens", hint="every row needs a prompt of at least one token")
         rule = stop_rule(settings, self._eos_ids, self._decode)
-        call = _Call(settings=settings, rule=rule, rules=rules_of(settings, rule.ids, self._tokenizer, self._device))
         rows = [Row(request, sample, settings) for request in requests for sample in request.samples]
         modes = [(part, part.training) for part in self._module.modules()]
         if self._owns_weights:
             self._module.to(self._device)  # back from `sleep`
         self._module.eval()
         try:
+            call = _Call(
+                settings=settings,
+                rule=rule,
+                rules=rules_of(settings, rule.ids, self._tokenizer, self._device),
+                products=self._linears.taken(passes=settings.max_new_tokens),
+            )
+            if self._any_rows is None:
+                self._any_rows = self._linears.alike and self._rows_are_alike(call)
             waiting: dict[int, list[Row]] = {}
             for row in rows:
                 finish = rule.finished(row.ids, row.request.limit)
@@ -131,7 +157,7 @@ class HFSampler:
     def load(self, weights: Weights, version: int) -> None:
         """Take over weights. A replica copies them, and every parameter has to arrive (once is enough for tied ones); RftError otherwise."""
         if self._owns_weights:
-            _copy_into(self._module, weights)
+            copy_into(self._module, weights)
         self.version = version
 
     def sleep(self) -> None:
@@ -152,11 +178,23 @@ class HFSampler:
         return width
 
     def pass_rows(self, width: int, settings: SamplingSettings) -> int:
-        """Rows of a decode pass over prompts of this width: a function of the settings and the width alone, and never less than a vector of eight."""
+        """The most rows of a decode pass over prompts of this width: a function of the settings and the width alone, never less than eight."""
+        most = self._batch_rows if self._any_rows else self._fixed_rows
         if self._batch_tokens is None:
-            return self._batch_rows
+            return most
         fitting = self._batch_tokens // (width + settings.max_new_tokens) // VECTOR_ROWS * VECTOR_ROWS
-        return min(self._batch_rows, max(VECTOR_ROWS, fitting))
+        return min(most, max(VECTOR_ROWS, fitting))
+
+    def _places(self, rows: int, most: int) -> int:
+        """Rows of a pass for so many: in eights, or always the most."""
+        return min(most, _in_eights(rows)) if self._any_rows else most
+
+    @property
+    def _prompts_at_once(self) -> int | None:
+        """Prompts of every pass over prompts; None: as many as fit."""
+        if self._any_rows:
+            return None
+        return PREFILL_ROWS_CPU if self._device.type == "cpu" else PREFILL_ROWS_ACCELERATOR
 
     def _refilling(self, rows: Sequence[Row], width: int, call: _Call) -> Iterator[Completion]:
         """All rows of one width through one pool. Prompts are prefilled when their first row gets a place, and let go with the last."""
@@ -170,22 +208,22 @@ class HFSampler:
                 row = waiting.popleft()
                 if row.prefix not in ready:
                     ready.clear()  # rows of one prompt stand together, so the others are done
-                    ready.update(self._ahead(row, waiting, width))
+                    ready.update(self._ahead(row, waiting, width, call))
                 pool.fill(index, row, *ready[row.prefix])
 
-        ready.update(self._ahead(waiting[0], waiting, width))
+        ready.update(self._ahead(waiting[0], waiting, width, call))
         first = ready[waiting[0].prefix][0]
-        size = self.pass_rows(width, call.settings)
+        size = self._places(len(rows), self.pass_rows(width, call.settings))
         shaping = Shaping(call.rules, size, first.scores.shape[-1], self._device) if call.rules.shapes else None
         pool = Pool(size, width, width + call.settings.max_new_tokens, self._device, first, shaping)
         pool.greedy = [all(row.greedy for row in rows)] * size
         refill(pool)
         yield from self._run(pool, call, lambda: refill(pool))
 
-    def _ahead(self, row: Row, waiting: Sequence[Row], width: int) -> dict[tuple[int, ...], tuple[Prefilled, int]]:
+    def _ahead(self, row: Row, waiting: Sequence[Row], width: int, call: _Call) -> dict[tuple[int, ...], tuple[Prefilled, int]]:
         """The row's prompt and the next ones, as many as one pass holds."""
-        prefixes = list(dict.fromkeys((row.prefix, *(other.prefix for other in waiting))))[: self._prefill_rows]
-        prompts = self._prefill(prefixes, width)
+        prefixes = list(dict.fromkeys((row.prefix, *(other.prefix for other in waiting))))[: self._prompts_at_once or _prompts_of(width)]
+        prompts = self._prefill(prefixes, width, call)
         return {prefix: (prompts, number) for number, prefix in enumerate(prefixes)}
 
     def _run(self, batch: Batch, call: _Call, refill: Callable[[], None] | None = None) -> Iterator[Completion]:
@@ -209,7 +247,7 @@ class HFSampler:
                     batch.release(index)
                     yield self._completed(row, finish)
             if any(row is not None for row in batch.rows):
-                self._step(batch, ids)
+                self._step(batch, ids, call)
             if refill is not None:
                 refill()
             if all(row is None for row in batch.rows):
@@ -218,7 +256,8 @@ class HFSampler:
     def _batch(self, rows: Sequence[Row], width: int, size: int, call: _Call) -> Batch:
         """Each different prompt once; then its cache, scores and mask for every row of it. Dummies copy the first."""
         prefixes = list(dict.fromkeys(row.prefix for row in rows))
-        prompts = self._prefill(prefixes, width)
+        prompts = self._prefill(prefixes, width, call)
+        size = self._places(len(rows), size)
         places = {prefix: index for index, prefix in enumerate(prefixes)}
         owner = torch.zeros(size, dtype=torch.int64)
         owner[: len(rows)] = torch.tensor([places[row.prefix] for row in rows])
@@ -231,9 +270,11 @@ class HFSampler:
         return batch
 
     @torch.no_grad()
-    def _prefill(self, prefixes: Sequence[tuple[int, ...]], width: int) -> Prefilled:
-        """The prompts in order, padded on the left to `width`, in passes of a fixed number of rows; dummies repeat the first."""
-        missing = -len(prefixes) % self._prefill_rows
+    def _prefill(self, prefixes: Sequence[tuple[int, ...]], width: int, call: _Call) -> Prefilled:
+        """The prompts in order, padded on the left to `width`, in passes of as many as fit or of a fixed number; dummies repeat the first."""
+        fixed = self._prompts_at_once
+        missing = 0 if fixed is None else -len(prefixes) % fixed
+        size = _prompts_of(width) if fixed is None else fixed
         padded = torch.full((len(prefixes) + missing, width), self._pad_id)
         mask = torch.zeros_like(padded)
         for index, prefix in enumerate([*prefixes, *(prefixes[0] for _ in range(missing))]):
@@ -241,15 +282,16 @@ class HFSampler:
             mask[index, width - len(prefix) :] = 1
         padded, mask = padded.to(self._device), mask.to(self._device)
         caches, scores = [], []
-        for ids, seen in zip(padded.split(self._prefill_rows), mask.split(self._prefill_rows), strict=True):
-            output = self._module(
-                input_ids=ids,
-                attention_mask=seen,
-                position_ids=(seen.cumsum(-1) - 1).clamp(min=0),
-                past_key_values=DynamicCache(config=self._module.config),
-                use_cache=True,
-                **self._last_only,
-            )
+        for ids, seen in zip(padded.split(size), mask.split(size), strict=True):
+            with call.products.applied():
+                output = self._module(
+                    input_ids=ids,
+                    attention_mask=seen,
+                    position_ids=(seen.cumsum(-1) - 1).clamp(min=0),
+                    past_key_values=DynamicCache(config=self._module.config),
+                    use_cache=True,
+                    **self._last_only,
+                )
             caches.append(output.past_key_values)
             scores.append(output.logits[:, -1])
         return Prefilled(caches=caches, scores=torch.cat(scores), mask=mask)
@@ -286,21 +328,51 @@ class HFSampler:
         return found.to(self._device)
 
     @torch.no_grad()
-    def _step(self, batch: Batch, ids: Tensor) -> None:
+    def _step(self, batch: Batch, ids: Tensor, call: _Call) -> None:
         """Feed the chosen ids (R,) and take the scores that follow."""
         batch.advance()
-        output = self._module(
-            input_ids=ids.clamp(min=0)[:, None],
-            attention_mask=batch.mask,
-            position_ids=batch.positions,
-            past_key_values=batch.cache,
-            use_cache=True,
-            **self._last_only,
-        )
+        with call.products.applied():
+            output = self._module(
+                input_ids=ids.clamp(min=0)[:, None],
+                attention_mask=batch.mask,
+                position_ids=batch.positions,
+                past_key_values=batch.cache,
+                use_cache=True,
+                **self._last_only,
+            )
         batch.scores = output.logits[:, -1]
+
+    def _rows_are_alike(self, call: _Call) -> bool:
+        """A trial: do prompts, and rows that continue them, come out with the same bits alone, in eights, and in the largest pass?"""
+        width, most = self._width_bucket, self._batch_rows
+        words = self._module.config.get_text_config().vocab_size
+        prefixes = [tuple((number * 7 + place * 3) % words for place in range(number + 1)) for number in range(TRIAL_PROMPTS)]
+
+        def scores(chosen: Sequence[int], rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+            prompts = self._prefill([prefixes[number] for number in chosen], width, call)
+            owner = torch.tensor(rows)
+            batch = Batch(len(rows), self._device, expanded(prompts.caches, owner), prompts.scores[owner], prompts.mask[owner], None)
+            self._step(batch, (owner * 5 + 1) % words, call)
+            return prompts.scores, batch.scores
+
+        self._any_rows = True
+        owners = [row % TRIAL_PROMPTS for row in range(_in_eights(min(most, TRIAL_ROWS)))]
+        together, many = scores(range(TRIAL_PROMPTS), owners)
+        first, last = (scores(range(TRIAL_PROMPTS), some)[1] for some in (owners[:VECTOR_ROWS], owners[-VECTOR_ROWS:]))
+        alone = torch.cat([self._prefill([prefix], width, call).scores for prefix in prefixes])
+        return torch.equal(alone, together) and torch.equal(first, many[:VECTOR_ROWS]) and torch.equal(last, many[-VECTOR_ROWS:])
 
     def _completed(self, row: Row, finish: FinishReason) -> Completion:
         return completion(row.request, row.sample, ids=row.ids, logprobs=row.logprobs, finish=finish, version=self.version, decode=self._decode)
+
+
+def _in_eights(rows: int) -> int:
+    return -(-rows // VECTOR_ROWS) * VECTOR_ROWS
+
+
+def _prompts_of(width: int) -> int:
+    """Prompts of a pass, where it may be any number."""
+    return max(1, PREFILL_TOKENS // width)
 
 
 def _no_token(shaping: Shaping | None) -> RftError:
@@ -311,21 +383,3 @@ def _no_token(shaping: Shaping | None) -> RftError:
         "no token is left to sample: bans, the form of rollout.structured and the tokenizer exclude all of them",
         hint="does the tokenizer have tokens for everything the form needs? Are rollout.bad_words or suppress_tokens too many?",
     )
-
-
-@torch.no_grad()
-def _copy_into(module: nn.Module, weights: Weights) -> None:
-    """Copy full tensors, by their state dict names, into the module in place."""
-    targets = module.state_dict(keep_vars=True)
-    arrived: set[int] = set()
-    for name, tensor in weights:
-        target = targets.get(name)
-        if target is None:
-            raise RftError(f"weight `{name}` is unknown to the rollout model")
-        if target.shape != tensor.shape:
-            raise RftError(f"weight `{name}` has the shape {tuple(tensor.shape)}, the rollout model's is {tuple(target.shape)}")
-        target.copy_(tensor)
-        arrived.add(id(target))
-    lacking = [name for name, parameter in module.named_parameters() if id(parameter) not in arrived]
-    if lacking:
-        raise RftError(f"{len(lacking)} weights did not arrive at the rollout model, the first is `{lacking[0]}`")

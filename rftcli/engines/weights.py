@@ -119,3 +119,21 @@ def _buffers(model: Any) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
                 yield (f"{prefix}.{name}" if prefix else name).replace(".base_layer", ""), buffer  # below an adapter
+
+
+@torch.no_grad()
+def copy_into(module: torch.nn.Module, weights: Weights) -> None:
+    """Copy full tensors, by their state dict names, into a replica in place. RftError for an unknown name or shape, or what did not arrive."""
+    targets = module.state_dict(keep_vars=True)
+    arrived: set[int] = set()
+    for name, tensor in weights:
+        target = targets.get(name)
+        if target is None:
+            raise RftError(f"weight `{name}` is unknown to the rollout model")
+        if target.shape != tensor.shape:
+            raise RftError(f"weight `{name}` has the shape {tuple(tensor.shape)}, the rollout model's is {tuple(target.shape)}")
+        target.copy_(tensor)
+        arrived.add(id(target))
+    lacking = [name for name, parameter in module.named_parameters() if id(parameter) not in arrived]
+    if lacking:
+        raise RftError(f"{len(lacking)} weights did not arrive at the rollout model, the first is `{lacking[0]}`")

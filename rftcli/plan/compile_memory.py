@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rftcli.plan import engine_memory, memory
 from rftcli.plan.compile_models import PACKING, REFERENCE_SHARE, checkpoints_by_size, trained_parameters, trains_in
 from rftcli.plan.compile_precision import keeping, stages_allowed
-from rftcli.plan.compile_rollout import batch_rows_of
+from rftcli.plan.compile_rollout import batch_rows_of, most_rows_of
 from rftcli.plan.compile_scorers import same_checkpoint, weights_gib
 from rftcli.plan.compile_sharing import saved_positions
 from rftcli.plan.compile_vllm import choice as engine_choice
@@ -311,7 +311,7 @@ def sampling_least(asked: Asked, choice: Choice, shape: Shape) -> Parts:
         return engine_parts(wanted, cache, awake=awake)
     if engine != "hf":
         return {}
-    return hf_parts(asked, shape, rows=batch_rows_of(recipe), replica=choice.zero_stage == 3)
+    return hf_parts(asked, shape, replica=choice.zero_stage == 3)
 
 
 def engine_parts(wanted: engine_memory.Engine, cache: float, *, awake: bool) -> Parts:
@@ -320,9 +320,12 @@ def engine_parts(wanted: engine_memory.Engine, cache: float, *, awake: bool) -> 
     return {"engine weights": where(wanted.weights), "KV cache": where(cache), "engine at work": where(wanted.working)}
 
 
-def hf_parts(asked: Asked, shape: Shape, *, rows: int, replica: bool) -> Parts:
-    """Of the engine `hf`: a cache for the rows of a pass, the scores of one token of each, and the pass over their prompts."""
+def hf_parts(asked: Asked, shape: Shape, *, replica: bool) -> Parts:
+    """Of the engine `hf`: a cache for the rows of a pass, the scores of one token of each, the pass over their prompts, and on a CPU in float32 a
+    packed copy of the weights."""
     rollout, dtype = asked.recipe.rollout, asked.policy.dtype
+    packed = asked.world.device == "cpu" and dtype == "float32"
+    rows = most_rows_of(asked.recipe) if packed else batch_rows_of(asked.recipe)
     if rollout.hf.batch_tokens is not None:
         rows = max(1, min(rows, rollout.hf.batch_tokens // asked.longest))
     found: Parts = {
@@ -330,6 +333,8 @@ def hf_parts(asked: Asked, shape: Shape, *, rows: int, replica: bool) -> Parts:
         "logits": {"rollout": memory.sampled_logits(rows, shape.vocabulary)},
         "prompts in the engine": {"rollout": memory.passing(shape, dtype, positions=rows * int(rollout.max_prompt_tokens))},
     }
+    if packed:
+        found["packed weights"] = {"rollout": memory.frozen_copy(shape.parameters, dtype)}
     if replica:
         found["engine weights"] = _always(memory.frozen_copy(shape.parameters, dtype))
     return found
@@ -384,7 +389,7 @@ def memory_plan(asked: Asked, learner: LearnerPlan, batch: BatchPlan, rollout: R
         awake = asked.world.device == "cpu" or engine.sleep == 0
         sampling = engine_parts(wanted, float(engine.cache_bytes or 0), awake=awake)
     elif rollout.engine == "hf":
-        sampling = hf_parts(asked, shape, rows=rollout.batch_rows, replica=not rollout.shares_weights)
+        sampling = hf_parts(asked, shape, replica=not rollout.shares_weights)
     found = parts(asked, chosen_of(asked, learner, batch), shape, sampling)
     rows = tuple(MemoryRow(name=name, gib={stage: size / GIB for stage, size in by.items() if size}) for name, by in found.items())
     return MemoryPlan(rows=rows, device_gib=asked.device / GIB, usable_gib=asked.usable / GIB)

@@ -44,6 +44,7 @@ def rollout_plan(recipe: Recipe, learner: LearnerPlan | None, notes: list[str]) 
         stop=tuple(section.stop),
         stop_token_ids=tuple(section.stop_token_ids),
         ignore_eos=section.ignore_eos,
+        most_rows=most_rows_of(recipe),
         batch_tokens=section.hf.batch_tokens,
         continuous=section.hf.continuous,
         repetition_penalty=section.penalties.repetition,
@@ -67,7 +68,7 @@ def rollout_plan(recipe: Recipe, learner: LearnerPlan | None, notes: list[str]) 
 
 
 def batch_rows_of(recipe: Recipe) -> int:
-    """Rows of a decode pass, or the most of them where `batch_tokens` limits them. From the recipe alone, never from the rank count: the promise of
+    """Rows of a decode pass that are fixed, or the most of them where `batch_tokens` limits them. From the recipe alone, never from the rank count: the promise of
     equal bits on any number of ranks rests on it."""
     rows = recipe.rollout.hf.batch_rows
     if rows != "auto":
@@ -78,6 +79,14 @@ def batch_rows_of(recipe: Recipe) -> int:
         groups = max(1, min(MAX_BATCH_ROWS, step_rows // 2) // samples)
         step_rows = groups * samples
     return -(-step_rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def most_rows_of(recipe: Recipe) -> int:
+    """Rows of a decode pass that holds those that are there: a whole step's on one rank, if they are not too many."""
+    if recipe.rollout.hf.batch_rows != "auto":
+        return recipe.rollout.hf.batch_rows
+    step_rows = recipe.batch.prompts_per_step * recipe.rollout.samples_per_prompt
+    return max(batch_rows_of(recipe), -(-min(MAX_BATCH_ROWS, step_rows) // ROW_MULTIPLE) * ROW_MULTIPLE)
 
 
 def check_replica(

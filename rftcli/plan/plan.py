@@ -93,7 +93,8 @@ class RolloutPlan:
     shares_weights: bool
     """The engine reads the trainer's own module; False: it keeps a replica that is refilled after every update."""
     batch_rows: int
-    """Rows of every forward pass of the hf engine: fixed, so that a row's bits do not depend on its neighbours or on the number of ranks."""
+    """Rows of every forward pass of the hf engine where their number changes bits: fixed, so that a row's bits do not depend on its neighbours or on
+    the number of ranks."""
     samples_per_prompt: int
     max_new_tokens: int
     min_new_tokens: int
@@ -104,6 +105,8 @@ class RolloutPlan:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    most_rows: int | None = None
+    """The most rows of a pass where their number changes no bits (float32 on a CPU); None: `batch_rows`."""
     batch_tokens: int | None = None
     """Limit on rows x (padded prompt + new tokens) of a decode pass; `batch_rows` is then the most rows. None: always `batch_rows`."""
     continuous: bool = False

@@ -107,8 +107,13 @@ def _engine(plan: Plan) -> list[tuple[str, str]]:
 def _passes(rollout: RolloutPlan) -> str:
     if rollout.own_engine is not None:
         return f"at most {rollout.own_engine.max_sequences} completions at a time"
-    rows = f"{rollout.batch_rows} rows a pass" if rollout.batch_tokens is None else f"at most {rollout.batch_tokens} tokens a pass"
+    rows = f"{_rows(rollout)} rows a pass" if rollout.batch_tokens is None else f"at most {rollout.batch_tokens} tokens a pass"
     return f"{rows}, refilled" if rollout.continuous else rows
+
+
+def _rows(rollout: RolloutPlan) -> str:
+    most = rollout.most_rows or rollout.batch_rows
+    return f"{rollout.batch_rows}" if most == rollout.batch_rows else f"{rollout.batch_rows} (up to {most} in float32 on a CPU)"
 
 
 def _nodes(plan: Plan) -> str:

@@ -258,7 +258,8 @@ def make_sampler(plan: Plan, model: Any, tokenizer: Any, ends: tuple[int, ...], 
     if plan.rollout.engine == "fake":
         return cls(tokenizer.decode, vocab_size=model.config.get_text_config().vocab_size, eos_ids=ends)
     rollout = plan.rollout
-    sizes = {"batch_rows": rollout.batch_rows, "batch_tokens": rollout.batch_tokens, "continuous": rollout.continuous}
+    rows = {"batch_rows": rollout.most_rows or rollout.batch_rows, "fixed_rows": rollout.batch_rows}
+    sizes = {**rows, "batch_tokens": rollout.batch_tokens, "continuous": rollout.continuous}
     return cls(model, tokenizer, ends, pad_id=pad_id, device=device, owns_weights=owns_weights, **sizes)
 
 

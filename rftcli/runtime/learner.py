@@ -31,6 +31,8 @@ from rftcli.types import Batch
 
 GATHER_BYTES = 256 * 2**20
 """Sharded weights that are made whole together: one collective for many small tensors, and little memory."""
+CLIP_MARGIN = 1e-6
+"""What torch adds to the norm that it divides by."""
 TAG = "state"
 """The one tag of a DeepSpeed checkpoint inside our checkpoint's trainer/ folder."""
 
@@ -104,9 +106,11 @@ class DeepSpeedLearner:
         self._skipped_in_a_row = 0
         self._finite: list[torch.Tensor] = []
         self._optimizer = make_optimizer(module, plan)
-        self.engine, *_ = deepspeed.initialize(
-            model=module.to(device), optimizer=self._optimizer, config=dict(plan.deepspeed), dist_init_required=False
-        )
+        # without sharding the learner clips, and DeepSpeed would compute the norm a second time
+        config = dict(plan.deepspeed) if plan.zero_stage else {**plan.deepspeed, "gradient_clipping": 0.0}
+        self.engine, *_ = deepspeed.initialize(model=module.to(device), optimizer=self._optimizer, config=config, dist_init_required=False)
+        if plan.zero_stage == 0 and world.size == 1:
+            self.engine.enable_backward_allreduce = False  # a copy of all gradients into one buffer and back, to sum over one rank
         self._writer = HeldBackWriter()
         self._writer.zipfile_serialization = self.engine.checkpoint_engine.zipfile_serialization
         self.engine.checkpoint_engine = self._writer
@@ -168,9 +172,10 @@ class DeepSpeedLearner:
         """Norm over the already reduced gradients, which every rank holds whole; clips in place. ZeRO does both itself on its shards."""
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         total = torch.nn.utils.get_total_norm(gradients)
-        if self.plan.max_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), self.plan.max_grad_norm, total)
-        return float(total)
+        norm, limit = float(total), self.plan.max_grad_norm
+        if limit is not None and norm + CLIP_MARGIN > limit:  # else the factor is 1
+            torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), limit, total)
+        return norm
 
     def _count(self, applied: bool) -> None:
         if applied:

@@ -53,8 +53,9 @@ def test_stopped_and_resumed_bit_for_bit(rft: Start, tmp_path: Path, name: str) 
 
 
 def test_memory_that_runs_out(rft: Start, tmp_path: Path) -> None:
-    """A decode pass of more rows than any machine has memory for."""
-    result = rft("train", "quickstart", "--ranks", "1", "--run-dir", "run", *SMALL, *sets("rollout.hf.batch_rows=10000000000000")).wait()
+    """A decode pass of more rows than any machine has memory for, where every pass has equally many."""
+    changes = sets("rollout.hf.batch_rows=10000000000000", "models.policy.dtype=bfloat16")
+    result = rft("train", "quickstart", "--ranks", "1", "--run-dir", "run", *SMALL, *changes).wait()
     assert result.code == 1, result
     assert "out of memory in" in result.err and "rollout.hf.batch_rows (now 10000000000000)" in result.err
     assert "Traceback" not in result.err

@@ -144,9 +144,10 @@ def test_a_pool_is_never_idle_while_rows_wait(kit):
     request = kit.make_request(0, (5, 6), range(40), partial=partial)
     counts = {}
     for continuous in (False, True):
-        passes.clear()
         sampler = kit.make_sampler(model, VOCAB, eos_ids=(), continuous=continuous)
         settings = SamplingSettings(max_new_tokens=16, seed=1)
+        assert not list(sampler.generate([], settings))  # the trial of the first call
+        passes.clear()
         assert all(len(made.trace.ids) == 16 for made in sampler.generate([request], settings))
         counts[continuous] = sum(1 for rows in passes if rows == 8)
     assert counts[False] == 5 * 14 and counts[True] <= 50  # the first token of a row comes from its prefill

@@ -150,14 +150,18 @@ def test_a_reference_only_where_something_needs_it(compiled: Compiled) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "samples", "rows"),
-    [(64, 8, 64), (32, 8, 64), (8, 8, 32), (2, 8, 8), (1, 8, 8), (4, 3, 8), (64, 100, 104), (1, 2, 8), (64, 6, 64)],
+    ("prompts", "samples", "rows", "most"),
+    [
+        (64, 8, 64, 64), (32, 8, 64, 64), (8, 8, 32, 64), (2, 8, 8, 16), (1, 8, 8, 8), (4, 3, 8, 16), (64, 100, 104, 104), (1, 2, 8, 8),
+        (64, 6, 64, 64),
+    ],
 )
-def test_rows_of_a_decode_pass(compiled: Compiled, prompts: int, samples: int, rows: int) -> None:
-    """At most half a step, whole groups, at most 64 rows unless one group is larger, a multiple of eight; the same for any number of ranks."""
+def test_rows_of_a_decode_pass(compiled: Compiled, prompts: int, samples: int, rows: int, most: int) -> None:
+    """At most half a step, whole groups, at most 64 rows unless one group is larger, a multiple of eight; the same for any number of ranks. A whole
+    step where that changes no bits."""
     sets = (f"batch.prompts_per_step={prompts}", f"rollout.samples_per_prompt={samples}")
-    found = {compiled(*sets, ranks=ranks).rollout.batch_rows for ranks in (1, 2, 4) if prompts % ranks == 0}
-    assert found == {rows} and rows % ROW_MULTIPLE == 0
+    plans = [compiled(*sets, ranks=ranks).rollout for ranks in (1, 2, 4) if prompts % ranks == 0]
+    assert {(plan.batch_rows, plan.most_rows) for plan in plans} == {(rows, most)} and rows % ROW_MULTIPLE == 0
 
 
 def test_an_engine_shares_weights_unless_they_are_sharded(compiled: Compiled) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch  # noqa: F401 - with it here, prompts are measured in this process,
 from rftcli.errors import RecipeError
 from rftcli.recipe.load import UNSOUND
 from rftcli.recipe.rules import RULES
-from rftcli.runtime.prepare import prepare, validate
+from rftcli.runtime.prepare import validate
 
 MINIMAL = """\
 models: {policy: {path: org/model}}
@@ -131,14 +130,3 @@ def test_lengths_beyond_the_positions_of_a_model_on_this_machine(sets: tuple[str
     found = told("models.policy.path=builtin:quickstart", "rollout.max_prompt_tokens=16", *sets)
     places = {at: message for _, at, message in found}
     assert path in places and "4096" in places[path] and "the model has " in places[path]
-
-
-def test_prompts_that_an_earlier_plan_has_measured_are_known() -> None:
-    """Nothing is measured by `validate-recipe`; what a plan found out about the same files it says too."""
-    sets = ("models.policy.path=builtin:quickstart", "rollout={max_prompt_tokens: 3, max_new_tokens: 8}", "batch.prompts_per_step=1")
-    os.utime("train.jsonl", (1.0, 1.0))  # a file that is not just being written is remembered
-    validate(Path("r.yaml"), sets, ranks=None, gpus=None)
-    with pytest.raises(RecipeError, match="the prompt needs 5 tokens"):
-        prepare(Path("r.yaml"), sets, ranks=1, gpus=None)
-    found = told(*sets)
-    assert [(path, "the prompt needs 5 tokens" in message) for _, path, message in found] == [("data.train[0].path", True)]
