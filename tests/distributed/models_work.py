@@ -216,9 +216,3 @@ def freeze_and_update(world: Any, *, zero: int) -> Any:
     update(learner, world)
     after = copied(learner.weights())
     return {"counts": counts, "moved": sorted(name for name in before if not torch.equal(before[name], after[name])), "names": sorted(before)}
-
-
-vars(work).update({name: item for name, item in globals().items() if callable(item)})
-
-if __name__ == "__main__":
-    work.main()
