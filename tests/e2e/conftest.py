@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,23 @@ def weights_equal(one: Path, other: Path) -> bool:
 
     first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
     return first.keys() == second.keys() and all(bool((first[name] == second[name]).all()) for name in first)
+
+
+def went_back(straight: Path, run: Path, step: int) -> None:
+    """`run` becomes what `straight` was when `step` had just been done and saved, ended there: what comes later has to be done again."""
+    shutil.copytree(straight, run, symlinks=True)
+    for path in (run / "checkpoints").iterdir():
+        if path.is_dir() and not path.is_symlink() and int(path.name.rpartition("_")[2]) > step:
+            shutil.rmtree(path)
+    for path in (*(run / "samples").glob("step_*"), *(run / "evals").glob("step_*")):
+        if int(path.name.partition(".")[0].rpartition("_")[2]) > step:
+            path.unlink()
+    if (run / "final").exists():
+        shutil.rmtree(run / "final")
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if (record := json.loads(line))["step"] <= step and record["event"] != "end"]
+    (run / "events.jsonl").write_text("".join(kept))
+    (run / "state.json").write_text(json.dumps(state(run) | {"status": "failed", "step": step}))
 
 
 def arguments(settings: dict[str, str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -66,23 +67,25 @@ def test_which_block_is_the_program() -> None:
 
 def test_time_and_memory_of_a_test() -> None:
     started = time.monotonic()
-    found = run_tests("while True: pass", read_tests({"inputs": [""] * 9, "outputs": [""] * 9}), everything=True, seconds=0.5)
-    assert found == {"passed": 0, "of": 9, "first": "test 1: it took too long"} and time.monotonic() - started < 6
+    found = run_tests("while True: pass", read_tests({"inputs": [""] * 9, "outputs": [""] * 9}), everything=True, seconds=2.0)
+    assert found == {"passed": 0, "of": 9, "first": "test 1: it took too long"} and time.monotonic() - started < 15
     assert score("x = 'a' * (3 << 30)\nprint('ok')", OK) == 0
     assert score("x = 'a' * (1 << 28)\nprint('ok')", OK, memory_mib=128) == 0
     assert score("while True: print('x' * 1000)", OK) == 0  # its output file is full
 
 
-def test_nothing_stays_behind() -> None:
+def test_nothing_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mark = f"rft_mark_{os.getpid()}"
     program = f"import os, time\nif os.fork() == 0:\n    os.setsid()\n    {mark} = 1\n    time.sleep(60)\nprint('ok')"
     if isolation():  # a process that leaves its group is only caught by a process tree of its own
         assert score(program, OK) == 1
-        time.sleep(0.3)
-        assert "answer.py" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    before = set(Path("/tmp").glob("rft-code-*"))
+        deadline = time.monotonic() + 30
+        while str(tmp_path) in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
     assert score("open('made', 'w').write('x')\nprint('ok')", OK) == 1
-    assert set(Path("/tmp").glob("rft-code-*")) <= before
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_program_does_not_get() -> None:

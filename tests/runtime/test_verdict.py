@@ -26,7 +26,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 
 def stand_in(attempt: AttemptDir, rank: int) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     record = {"pid": process.pid, "started": process_start(process.pid), "time": time.time()}
     (attempt.ranks / f"rank_{rank}.json").write_text(json.dumps(record))
     return process
@@ -51,7 +51,7 @@ def test_a_killed_rank_is_named(attempt: AttemptDir) -> None:
     watch.look()
     assert watch.vanished == [] and len(watch.living()) == 2
     processes[1].kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not watch.vanished and time.monotonic() < deadline:
         watch.look()
     processes[1].wait()
@@ -113,7 +113,7 @@ def test_a_rank_that_is_done_has_not_vanished(attempt: AttemptDir) -> None:
 
 def test_a_zombie_is_gone() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while process_start(process.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert process_start(process.pid) == ""
