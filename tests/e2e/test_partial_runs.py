@@ -1,4 +1,4 @@
-"""Partial rollouts in whole runs: answers go on under newer weights, nothing is lost, and a run that was ended goes on with what every rank had kept."""
+"""Partial rollouts in whole runs: answers go on under newer weights, nothing is lost, and a run that was ended goes on with what ranks had kept."""
 
 from __future__ import annotations
 

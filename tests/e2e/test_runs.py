@@ -18,15 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import SMALL, Command, all_gone, events, processes_of, rank_pids, state, steps, weights_equal
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four steps without a stop, on two ranks."""
-    folder = tmp_path_factory.mktemp("straight")
-    result = Command(folder, "train", "quickstart", "--ranks", "2", "--run-dir", "run", *SMALL, "--set", "track.tensorboard=true").wait()
-    assert result.code == 0, result
-    return folder / "run"
-
-
 def test_the_run_directory_is_as_promised(straight: Path) -> None:
     names = ("recipe.yaml", "recipe.resolved.yaml", "plan.json", "manifest.json", "state.json", "events.jsonl", "attempts/1/plan.json")
     assert not [name for name in (*names, "attempts/1/logs/rank_1.log", "logs/latest/rank_0.log") if not (straight / name).is_file()]
@@ -115,10 +106,7 @@ def test_the_command_itself_is_killed(rft: Callable[..., Command], tmp_path: Pat
     command = rft("train", "quickstart", "--ranks", "2", "--run-dir", "run", *SMALL, "--set", "train.steps=1000", "--set", "checkpoint.every=0")
     command.wait_for(lambda: events(run, "step"))
     command.process.kill()
-    deadline = time.monotonic() + 60
-    while processes_of(run) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert processes_of(run) == []
+    assert all_gone(run)
 
 
 def test_one_rank_and_two_ranks_sample_the_same(rft: Callable[..., Command], tmp_path: Path, straight: Path) -> None:
@@ -158,7 +146,7 @@ def test_a_reward_that_stops_on_one_rank_ends_all_with_its_cause(rft: Callable[.
     result = rft("train", "mine.yaml", "--ranks", "2", "--run-dir", "run", *SMALL, "--set", "data.eval=null").wait()
     assert result.code == 1, result
     assert "rank 1" in result.err and "the verifier is gone" in result.err and "fails_on_rank_1" in result.err
-    assert time.monotonic() - start < 120
+    assert time.monotonic() - start < 240
     assert processes_of(tmp_path / "run") == []
 
 
