@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SMALL, Command, all_gone, events, processes_of, rank_pids, state, steps, weights_equal
+from conftest import LIMIT_SECONDS, SMALL, Command, all_gone, events, processes_of, rank_pids, state, steps, weights_equal
 
 STEPS = 8
 LONGER = [*SMALL, "--set", f"train.steps={STEPS}", "--set", "checkpoint.keep=3", "--set", "eval.every=2"]
@@ -201,7 +201,9 @@ def killed(
         command = rft("resume", str(run))
     while command.process.poll() is None and len(rank_pids(run, attempt)) < 2:
         time.sleep(0.02)
+    deadline = time.monotonic() + LIMIT_SECONDS
     while command.process.poll() is None and not when():
+        assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.002)
     if command.process.poll() is None:
         with contextlib.suppress(ProcessLookupError):  # it had just ended
@@ -255,8 +257,9 @@ def test_killed_while_rewards_score_and_while_credit_is_given(rft: Callable[...,
     result = rft("train", "quickstart", "--ranks", "2", "--run-dir", str(straight), *settings).wait()
     assert result.code == 0, result
     scores, credit, held = tmp_path / "hold_scores", tmp_path / "hold_credit", tmp_path / "held_scores"
+    saved = run / "checkpoints" / "step_000001" / "COMMITTED"
     scores.touch()
-    assert killed(rft, run, 1, 0, lambda: held.exists() and held.stat().st_size == 2 * 8, settings)
+    assert killed(rft, run, 1, 0, lambda: held.exists() and held.stat().st_size == 2 * 8 and saved.exists(), settings)
     assert stage(run, 1) == "step 2: collect" and state(run)["step"] == 1, "scoring is part of collecting"
     scores.unlink()
     credit.touch()
