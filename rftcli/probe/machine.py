@@ -58,7 +58,8 @@ def other_machine(text: str) -> OtherMachine:
     """A machine that is not this one, for `rft plan --machine`. vLLM is taken to be installed beside GPUs. UsageError for a text that names none."""
     found = OTHER.fullmatch(text)
     if found is None:
-        raise UsageError(f"`{text}` names no machine", hint="for example 8xH100-80: GPUs, name, GiB of each; 2x8xH100-80: two of them; 4xCPU-64: ranks")
+        hint = "for example 8xH100-80: GPUs, name, GiB of each; 2x8xH100-80: two of them; 4xCPU-64: ranks"
+        raise UsageError(f"`{text}` names no machine", hint=hint)
     name, each, nodes = found["name"].upper(), int(found["each"]), int(found["nodes"] or 1)
     gib = float(found["gib"]) if found["gib"] else KNOWN_GIB.get(name, 0.0)
     if gib <= 0:

@@ -14,7 +14,10 @@ import work
 CPU = torch.device("cpu")
 
 
-def adapted(world: Any, *, zero: int, dtype: str = "float32", lora: bool = True, checkpointing: bool = False, start_from: str | None = None, compiled: bool = False) -> Any:
+def adapted(
+    world: Any, *, zero: int, dtype: str = "float32", lora: bool = True, checkpointing: bool = False, start_from: str | None = None,
+    compiled: bool = False,
+) -> Any:  # fmt: skip
     """A learner over the tiny model, with an adapter that already does something."""
     from rftcli.models import lora as adapters
     from rftcli.models.policy import CausalPolicy

@@ -352,7 +352,8 @@ def save_and_load_both(world: Any, *, zero: int, folder: str) -> Any:
     resumed.critic.load_state_dict(states[1])
     update(resumed)
     equal = all(torch.equal(one, other) for one, other in zip(bits(straight), bits(resumed), strict=True))
-    return {"equal": equal, "moved": not torch.equal(bits(straight)[0], bits(fresh())[0]), "versions": (resumed.policy.version, resumed.critic.version)}
+    moved = not torch.equal(bits(straight)[0], bits(fresh())[0])
+    return {"equal": equal, "moved": moved, "versions": (resumed.policy.version, resumed.critic.version)}
 
 
 def _whole_state(learner: Any) -> dict[str, Any]:

@@ -37,7 +37,8 @@ def test_the_step_line_accounts_for_everything(straight: Path) -> None:
     wanted = {
         "reward_mean", "reward_std", "reward_parts", "labels", "advantage_mean", "advantage_std", "kl_update", "entropy", "loss", "policy_loss",
         "grad_norm", "lr", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "ratio_max", "response_tokens", "prompt_tokens_mean",
-        "truncated_fraction", "zero_signal_fraction", "reward_errors", "samples_dropped", "policy_version", "tokens", "tokens_total", "data_passes", "seconds",
+        "truncated_fraction", "zero_signal_fraction", "reward_errors", "samples_dropped", "policy_version", "tokens", "tokens_total",
+        "data_passes", "seconds",
     }  # fmt: skip
     assert wanted <= set(event)
     assert not {"kl", "kl_coefficient", "value_loss", "memory_gib"} & set(event)  # they do not apply: absent, not 0
@@ -141,7 +142,8 @@ def fails_on_rank_1(completion, draw, step):
 def test_a_reward_that_stops_on_one_rank_ends_all_with_its_cause(rft: Callable[..., Command], tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(REWARD)
     part = "{python: 'my_rewards:fails_on_rank_1', on_error: stop}"
-    (tmp_path / "mine.yaml").write_text(f"extends: [{Path(__file__).resolve().parents[2] / 'recipes' / 'quickstart.yaml'}]\nrewards: {{default: [{part}]}}\n")
+    quickstart = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
+    (tmp_path / "mine.yaml").write_text(f"extends: [{quickstart}]\nrewards: {{default: [{part}]}}\n")
     start = time.monotonic()
     result = rft("train", "mine.yaml", "--ranks", "2", "--run-dir", "run", *SMALL, "--set", "data.eval=null").wait()
     assert result.code == 1, result

@@ -38,7 +38,8 @@ def score(program: str, tests: Any, /, **options: Any) -> float:
         ("def f(x): return (x, 0.1 + 0.2)", {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 0.3]]}, 1),
         ("def f(x): return True", {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, 0),
         ("def f(x): return {1}", {"fn_name": "f", "inputs": [[1]], "outputs": [[1]]}, 0),
-        ("def f(x: return", ASSERTS, 0), ("raise SystemExit(0)", ASSERTS, 0), ("import os\nos._exit(0)", ASSERTS, 0), ("import os\nos._exit(0)", SQUARES, 0),
+        ("def f(x: return", ASSERTS, 0), ("raise SystemExit(0)", ASSERTS, 0), ("import os\nos._exit(0)", ASSERTS, 0),
+        ("import os\nos._exit(0)", SQUARES, 0),
         ("print('3')\nimport sys\nsys.exit(1)", {"inputs": [""], "outputs": ["3"]}, 0), ("def f(x): print('noise'); return x * x", SQUARES, 1),
     ],
 )  # fmt: skip
@@ -117,12 +118,17 @@ def test_files_and_network(tmp_path: Path) -> None:
 
 def test_an_answer_cannot_read_what_is_expected() -> None:
     """Not in its files: only the arguments reach it. Of the two tests, the second tells whether a file holds the first one's value."""
-    program = "import pathlib\ndef f(x):\n    return sum(str(47 * 1001) in path.read_text(errors='replace') for path in pathlib.Path('..').rglob('*.*'))"
+    looks = "sum(str(47 * 1001) in path.read_text(errors='replace') for path in pathlib.Path('..').rglob('*.*'))"
+    program = f"import pathlib\ndef f(x):\n    return {looks}"
     assert score(program, {"fn_name": "f", "inputs": [[1], [2]], "outputs": [47047, 0]}, partial=True) == 0.5
 
 
 @pytest.mark.parametrize(
-    "tests", [None, "", [], {}, {"inputs": ["1"]}, [3], {"fn_name": "1f", "inputs": [[1]], "outputs": [1]}, {"fn_name": "f", "inputs": [3], "outputs": [1]}]
+    "tests",
+    [
+        None, "", [], {}, {"inputs": ["1"]}, [3], {"fn_name": "1f", "inputs": [[1]], "outputs": [1]},
+        {"fn_name": "f", "inputs": [3], "outputs": [1]},
+    ],
 )
 def test_tests_that_are_none(tests: Any) -> None:
     with pytest.raises(ValueError):
@@ -130,5 +136,6 @@ def test_tests_that_are_none(tests: Any) -> None:
 
 
 def test_arguments_as_lines_of_json() -> None:
-    assert read_tests({"fn_name": "f", "inputs": ['[1, 2]\n"x"'], "outputs": ["3"]}) == [{"kind": "call", "name": "f", "arguments": [[1, 2], "x"], "output": 3}]
+    (test,) = read_tests({"fn_name": "f", "inputs": ['[1, 2]\n"x"'], "outputs": ["3"]})
+    assert test == {"kind": "call", "name": "f", "arguments": [[1, 2], "x"], "output": 3}
     assert read_tests('["assert True"]') == [{"kind": "assert", "code": "assert True"}]

@@ -85,7 +85,8 @@ def completion(text: str = "4", sample: int = 0, *, draw: int = 0, values: Seque
         draw=draw, row=0, row_id=f"t:{draw}", source="t", label=label, text="2+2=", token_ids=(1,), reference="4", columns={"values": list(values)}
     )
     return Completion(
-        prompt=prompt, sample=sample, text=text, text_with_special=text + "<e>", trace=TokenTrace(ids=(5, 6)), finish=FinishReason.STOP, policy_version=0
+        prompt=prompt, sample=sample, text=text, text_with_special=text + "<e>", trace=TokenTrace(ids=(5, 6)), finish=FinishReason.STOP,
+        policy_version=0,
     )
 
 
@@ -101,7 +102,9 @@ def by(function: str, **options: Any) -> CombineSpec:
     return CombineSpec(how="python", target=f"combine_functions_for_tests:{function}", options=options)
 
 
-def score(folder: Path, parts: Sequence[PartSpec], completions: Sequence[Completion], how: CombineSpec | None = None, **more: Any) -> list[ScoredSample]:
+def score(
+    folder: Path, parts: Sequence[PartSpec], completions: Sequence[Completion], how: CombineSpec | None = None, **more: Any
+) -> list[ScoredSample]:
     combine: Mapping[str, CombineSpec] = {} if how is None else {"math": how}
     with closing(RewardTable({"math": parts}, combine=combine, search_path=[folder], **more)) as table:
         table.step = 3

@@ -67,7 +67,7 @@ def test_a_killed_rank_is_named(attempt: AttemptDir) -> None:
 @pytest.mark.parametrize(
     ("told", "how"),
     [
-        ("localhost: ['python', 'rank'] exits with return code = -9\n127.0.0.1: ['python', 'rank'] exits with return code = 1\n", ", killed by SIGKILL"),
+        ("localhost: ['python'] exits with return code = -9\n127.0.0.1: ['python', 'rank'] exits with return code = 1\n", ", killed by SIGKILL"),
         ("['python', 'rank'] exits with return code = -11\n", ", killed by SIGSEGV"),
         ("['python', 'rank'] exits with return code = 3\n", ", exit code 3"),
         ("a: exits with return code = -9\nb: exits with return code = -11\n", ";"),
@@ -204,7 +204,8 @@ def test_a_rank_that_hangs_is_named_with_its_stage(attempt: AttemptDir) -> None:
     for rank in (0, 2):
         record_failure(attempt, rank, TOO_LONG, "tb")
     cause = first_cause(attempt, RankWatch(attempt, 3))
-    assert cause.startswith("waited longer than launch.timeout_minutes: rank 0 in `sync`, rank 2 in `sync`; what did not come: rank 1, last in `learn` (")
+    waiting = "rank 0 in `sync`, rank 2 in `sync`; what did not come: rank 1, last in `learn` ("
+    assert cause.startswith(f"waited longer than launch.timeout_minutes: {waiting}")
     assert "rank_1.log" in cause and "hint: " in cause
 
 
