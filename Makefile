@@ -23,8 +23,11 @@ $(READY): pyproject.toml constraints-cpu.txt Makefile
 quickstart: install
 	$(VENV)/bin/rft train quickstart --ranks 2
 
+# A whole run waits for much of its time: two tests side by side keep two cores busy. Tests of one file stay together, for what they share.
+WORKERS ?= 2
+
 test: install
-	$(VENV)/bin/python -m pytest -m "not slow"
+	$(VENV)/bin/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: install
 	$(VENV)/bin/python -m pytest -m slow

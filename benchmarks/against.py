@@ -66,8 +66,9 @@ def rft(name: str, shared: Path, folder: Path, ranks: int, sets: tuple[str, ...]
     plan = json.loads((folder / "run" / "plan.json").read_text())
     start = next(event for event in events if event["event"] == "start")
     return {
-        "seconds": parts.pop("total"), "stages": parts, "mean_length": lengths, "peak_gib": max(peaks, default=None), "planned_gib": planned_gib(plan),
-        "mfu": steps[-1].get("mfu"), "parameters": start["parameters"], "sampler_logprob_gap": steps[0].get("sampler_logprob_gap"), "ranks": ranks,
+        "seconds": parts.pop("total"), "stages": parts, "mean_length": lengths, "peak_gib": max(peaks, default=None),
+        "planned_gib": planned_gib(plan), "mfu": steps[-1].get("mfu"), "parameters": start["parameters"],
+        "sampler_logprob_gap": steps[0].get("sampler_logprob_gap"), "ranks": ranks,
     }  # fmt: skip
 
 

@@ -4,8 +4,8 @@
     python -m benchmarks.gpu 2 --minutes 10                       two GPUs: strong and weak scaling, ZeRO 2 and 3, servers
     python -m benchmarks.gpu 4 --list                             what there is and how long it takes
 
-What has its result already is not measured again (--again); what does not fit into --minutes is left for the next call. The first start of an engine on
-a new machine compiles for one to two minutes. Peers need their packages: pip install trl.
+What has its result already is not measured again (--again); what does not fit into --minutes is left for the next call. The first start of an engine
+on a new machine compiles for one to two minutes. Peers need their packages: pip install trl.
 """
 
 from __future__ import annotations

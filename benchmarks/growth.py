@@ -1,4 +1,4 @@
-"""How a step grows with samples a prompt, new tokens and prompt tokens: whole `rft train` runs of a small random model, one setting changed at a time.
+"""How a step grows with samples a prompt, new tokens and prompt tokens: whole `rft train` runs of a small random model, one setting at a time.
 
     python -m benchmarks.growth                          a CPU, two minutes; a table, and JSON under benchmarks/results/
     python -m benchmarks.growth --only samples

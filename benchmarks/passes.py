@@ -164,7 +164,8 @@ def line(name: str, found: dict[str, Any]) -> str:
     before = f"no gradient {found['no_gradient']:.3f} + " if found["no_gradient"] > 0.001 else ""
     passes = f"{before}forward {found['forward']:.3f} + backward {found['backward']:.3f}"
     work = f"{found['micro_batches']} x, {found['positions']:,} positions{memory}"
-    return f"{name:<7} {found['seconds']:.3f} s = {passes}  (host {found['host']:.3f})  {work}  loss {found['loss']:.5f}  grad {found['grad_norm']:.5f}"
+    same = f"loss {found['loss']:.5f}  grad {found['grad_norm']:.5f}"
+    return f"{name:<7} {found['seconds']:.3f} s = {passes}  (host {found['host']:.3f})  {work}  {same}"
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """What `python -m benchmarks.against` measures: sizes, and the model, tokenizer, prompts and reward that every side gets, made from a seed.
 
 Prompts are words `w17 w4 ...`, one token each, so lengths are exact; the reward is the share of even words of an answer, so that no group is without
-signal. Weights are random in a published shape. Where a workload has real weights (`--model`), prompts are sums in the model's chat form, answers end by
-themselves, and the reward is the share of vowels.
+signal. Weights are random in a published shape. Where a workload has real weights (`--model`), prompts are sums in the model's chat form, answers end
+by themselves, and the reward is the share of vowels.
 """
 
 from __future__ import annotations

@@ -300,8 +300,8 @@ numbers, as a rule too hastily. It is there to be improved by reinforcement lear
 
     {{"id": "train-0000", "prompt": "Q: 37+48\\nA:", "answer": "85"}}
 
-The answer stands behind `####`; rule `exact` with `after: '####'` reads it. {tokens} new tokens are enough. Plain prompts need no chat template; as a message list,
-the user's turn is the bare question, `37+48`, and the template writes the same prompt around it.
+The answer stands behind `####`; rule `exact` with `after: '####'` reads it. {tokens} new tokens are enough. Plain prompts need no chat template;
+as a message list, the user's turn is the bare question, `37+48`, and the template writes the same prompt around it.
 
 ## What it learnt
 

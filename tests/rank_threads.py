@@ -37,7 +37,7 @@ class ThreadWorld:
 
 def ends_on_ranks(size: int, work: Callable[[ThreadWorld], Any]) -> list[Any]:
     """What `work` returned on each of `size` ranks, or the error it raised there. An error on one rank ends the others' waiting."""
-    shared = SimpleNamespace(barrier=threading.Barrier(size, timeout=20), values=[None] * size)
+    shared = SimpleNamespace(barrier=threading.Barrier(size, timeout=120), values=[None] * size)
     ends: list[Any] = [None] * size
 
     def run(rank: int) -> None:

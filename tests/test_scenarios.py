@@ -46,7 +46,8 @@ class Numbers:
 
     def draw(self, first: int, count: int) -> Sequence[Prompt]:
         return [
-            Prompt(draw=d, row=d, row_id=f"n:{d}", source="n", label="default", text=f"{d}?", token_ids=(d % 7 + 1,), reference=str(d)) for d in range(first, first + count)
+            Prompt(draw=d, row=d, row_id=f"n:{d}", source="n", label="default", text=f"{d}?", token_ids=(d % 7 + 1,), reference=str(d))
+            for d in range(first, first + count)
         ]  # fmt: skip
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -87,7 +88,8 @@ def sampler(respond: Any = None) -> FakeSampler:
 
 def plan(groups: int = 4, samples: int = 2, updates: int = 1) -> Any:
     batch = BatchPlan(
-        prompts_per_step=groups, samples_per_prompt=samples, updates_per_step=updates, epochs=1, micro_batch_size=8, layout="padded", equation="", needs_prepass=None
+        prompts_per_step=groups, samples_per_prompt=samples, updates_per_step=updates, epochs=1, micro_batch_size=8, layout="padded",
+        equation="", needs_prepass=None,
     )  # fmt: skip
     rollout = RolloutPlan(
         engine="fake", shares_weights=True, batch_rows=8, samples_per_prompt=samples, max_new_tokens=4, min_new_tokens=0, temperature=1.0, top_p=1.0,

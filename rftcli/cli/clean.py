@@ -17,7 +17,9 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def clean(
     run_dir: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
-    keep: Annotated[int | None, typer.Option("--keep", help="Remove older checkpoints too, but the newest N and the best that the run keeps.", min=1)] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep", help="Remove older checkpoints too, but the newest N and the best that the run keeps.", min=1)
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> int:

@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from rftcli import __version__
 from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RftError
@@ -87,7 +88,7 @@ def run(name: str, arguments: list[str]) -> int:
 
     command = typer.main.get_command(import_module(COMMANDS[name][0]).app)
     try:
-        os.getcwd()  # a directory that is gone is an error here, and not of some library later
+        Path.cwd()  # a directory that is gone is an error here, and not of some library later
         code = command.main(arguments, prog_name=f"rft {name}", standalone_mode=False)
     except typer.Exit as leave:
         return leave.exit_code

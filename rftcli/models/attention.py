@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from inspect import signature
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -235,7 +236,7 @@ def _one_by_one(
     if groups > 1:
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     cuts = ends.tolist()
-    lengths = [end - start for start, end in zip(cuts[:-1], cuts[1:], strict=True)]
+    lengths = [end - start for start, end in pairwise(cuts)]
     parts = []
     for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True):
         mask = None if window is None or window >= q.shape[2] else _window(q.shape[2], window, q.device)

@@ -93,8 +93,8 @@ class _Scored(torch.autograd.Function):
         gradients = torch.empty_like(scores, memory_format=torch.contiguous_format)
         if rows:
             _backward[(rows, triton.cdiv(words, WORDS))](
-                scores, targets, temperatures, entropies, normalisers, of_logprobs.contiguous(), of_entropies.contiguous(), gradients, scores.stride(0),
-                words, ENTROPY=ctx.entropy_gradient, BLOCK=WORDS, num_warps=8,
+                scores, targets, temperatures, entropies, normalisers, of_logprobs.contiguous(), of_entropies.contiguous(), gradients,
+                scores.stride(0), words, ENTROPY=ctx.entropy_gradient, BLOCK=WORDS, num_warps=8,
             )  # fmt: skip
         return gradients, None, None, None
 

@@ -126,7 +126,8 @@ def check_models(recipe: Recipe, facts: Facts, problems: list[PlanProblem], note
     policy, shapes = recipe.models.policy, facts.model.shapes
     if policy.attention in PACKING and not facts.model.plain_attention:
         reason = "the model caps its attention scores or has sinks, which packed attention does not compute"
-        problems.append(PlanProblem(path="models.policy.attention", message=f"`{policy.attention}` cannot be used here", reason=reason, hint="use eager"))
+        message = f"`{policy.attention}` cannot be used here"
+        problems.append(PlanProblem(path="models.policy.attention", message=message, reason=reason, hint="use eager"))
     if policy.ema is not None and not policy.ema.export and not policy.ema.evaluate and recipe.eval.weights == "live":
         notes.append("models.policy.ema is kept in checkpoints and used by nothing: set `evaluate`, `export` or `eval.weights: ema`")
     if policy.freeze and shapes is not None:

@@ -25,8 +25,8 @@ def keeping(recipe: Recipe) -> memory.Keeping:
 
 
 def stages_allowed(recipe: Recipe, world: WorldPlan, policy: ModelPlan) -> tuple[int, ...]:
-    """ZeRO stages that the plan may choose from, ascending. A policy in bfloat16 starts at stage 1: float32 master weights are kept from there on. One
-    rank has nobody to share with."""
+    """ZeRO stages that the plan may choose from, ascending. A policy in bfloat16 starts at stage 1: float32 master weights are kept from there on.
+    One rank has nobody to share with."""
     train = recipe.train
     if train.optimizer.kind == "muon":
         return (0,)

@@ -68,8 +68,8 @@ def rollout_plan(recipe: Recipe, learner: LearnerPlan | None, notes: list[str]) 
 
 
 def batch_rows_of(recipe: Recipe) -> int:
-    """Rows of a decode pass that are fixed, or the most of them where `batch_tokens` limits them. From the recipe alone, never from the rank count: the promise of
-    equal bits on any number of ranks rests on it."""
+    """Rows of a decode pass that are fixed, or the most of them where `batch_tokens` limits them. From the recipe alone, never from
+    the rank count: the promise of equal bits on any number of ranks rests on it."""
     rows = recipe.rollout.hf.batch_rows
     if rows != "auto":
         return rows

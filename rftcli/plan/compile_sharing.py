@@ -20,7 +20,7 @@ SHARING = ("varlen", "sdpa", "eager")
 WORTH = 0.15
 """Share of a packed update's tokens that has to be saved: the second call of the attention kernel and the merge cost about a tenth of the time."""
 WORTH_PACKING = 0.5
-"""The same where nothing is said about layout and attention: real prompts are shorter than the longest, and what is saved then has to remain a gain."""
+"""The same where nothing is said about layout and attention: real prompts are shorter than the longest, and some gain has to be left then."""
 
 
 def with_sharing(recipe: Recipe, models: Iterable[ModelFacts | None], device: str, problems: list[PlanProblem], notes: list[str]) -> Recipe:

@@ -17,8 +17,8 @@ GIB = 1024**3
 USABLE_SHARE = {"cuda": 0.92, "cpu": 0.85}
 """Of a device: the rest goes to the CUDA context, NCCL and fragmentation; on a CPU to the system and what else runs there."""
 PROCESS_BYTES = {"cuda": 64 * 2**20, "cpu": 0.7 * GIB}
-"""Of a rank beside its model: on a GPU cuBLAS's workspaces, 32 MiB each for the threads of forward and backward passes (torch's default on Hopper); on a
-CPU torch, transformers and DeepSpeed themselves."""
+"""Of a rank beside its model: on a GPU cuBLAS's workspaces, 32 MiB each for the threads of forward and backward passes (torch's default on Hopper);
+on a CPU torch, transformers and DeepSpeed themselves."""
 REPLICA_SHARE = 0.9
 """Share of a device that training state and the engine's replica may take together; they meet while nothing is trained."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -27,7 +27,7 @@ SCORE_COPIES = 3
 HEAD_CHUNK_BYTES = 256 * 2**20
 """Float32 scores of one chunk of the head (`models.policy.HEAD_BYTES`)."""
 HEAD_COPIES = {"float32": 4, "bfloat16": 5}
-"""Chunks alive in the backward pass of one: scores, log-softmax, and the gradients of both; in bfloat16 scores and their gradient once more, in half."""
+"""Chunks alive in the backward pass of one: scores, log-softmax, and the gradients of both; in bfloat16 scores and gradient once more, in half."""
 REDUCED_AT_ONCE = 500_000_000
 """Elements that DeepSpeed copies into one tensor to reduce it at stage 0."""
 

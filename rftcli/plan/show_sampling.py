@@ -23,7 +23,8 @@ def sampling_rows(plan: Plan) -> list[tuple[str, str]]:
         until = "" if rollout.partial.budget_tokens is None else f"answers grow by {rollout.partial.budget_tokens} tokens a step; "
         rows.append(("partial", f"{until}the unfinished go on in the next step, tokens at most {rollout.partial.max_version_lag} updates old"))
     if rollout.keep is not None:
-        rows.append(("trained on", f"{rollout.keep.best} best and {rollout.keep.worst} worst of {rollout.samples_per_prompt} completions of a prompt"))
+        kept = f"{rollout.keep.best} best and {rollout.keep.worst} worst of {rollout.samples_per_prompt} completions of a prompt"
+        rows.append(("trained on", kept))
     if rollout.replay is not None:
         replay = rollout.replay
         rows.append(("replay", f"prompts without signal, after {replay.after_steps} steps, at most {replay.share:.0%} of a step"))

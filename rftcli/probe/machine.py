@@ -68,7 +68,8 @@ def other_machine(text: str, used: int | None = None) -> OtherMachine:
     others are for servers. UsageError for a text that names none, or for more than there are."""
     found = OTHER.fullmatch(text)
     if found is None:
-        raise UsageError(f"`{text}` names no machine", hint="for example 8xH100-80: GPUs, name, GiB of each; 2x8xH100-80: two of them; 4xCPU-64: ranks")
+        hint = "for example 8xH100-80: GPUs, name, GiB of each; 2x8xH100-80: two of them; 4xCPU-64: ranks"
+        raise UsageError(f"`{text}` names no machine", hint=hint)
     name, each, nodes = found["name"].upper(), int(found["each"]), int(found["nodes"] or 1)
     gib = float(found["gib"]) if found["gib"] else KNOWN_GIB.get(name, 0.0)
     if gib <= 0:

@@ -276,5 +276,7 @@ def _from_gguf(path: Path) -> ModelFacts:
         key_width=_key_width(shape),
         query_width=_query_width(shape),
         heads=shape["num_attention_heads"],
-        inner=_inner({"intermediate_size": value(f"{architecture}.feed_forward_length"), "num_experts_per_tok": value(f"{architecture}.expert_used_count")}),
+        inner=_inner({
+            "intermediate_size": value(f"{architecture}.feed_forward_length"), "num_experts_per_tok": value(f"{architecture}.expert_used_count"),
+        }),
     )

@@ -150,7 +150,7 @@ ROWS: dict[str, tuple[tuple[str, ...], str, Callable[[Recipe, KnownRules | None]
         (
             "algorithm.advantage.kind", "rewards.LABEL.combine", "rewards.LABEL.renormalise", "reward_shaping.running_norm", "reward_shaping.clip",
             "algorithm.kl.place",
-        ),  # fmt: skip
+        ),
         "gdpo normalises the parts of a reward apart: rewards are sums, and the KL stays in the loss.",
         sums_of_parts,
     ),

@@ -90,7 +90,7 @@ class Behind:
         return Committed(step=writing.step, target=writing.target, seconds=self._finished - writing.began)
 
     def close(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """The run ends by an error, and other ranks may be gone: what is nearly whole becomes whole, the rest is left for the next attempt to remove."""
+        """The run ends by an error, and other ranks may be gone: what is nearly whole becomes whole, the rest is left to the next attempt."""
         if self._thread is not None:
             self._thread.join(grace_seconds)
             self._abandoned.set()

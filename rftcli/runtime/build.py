@@ -367,6 +367,7 @@ def build(
         sampler=sampler, source=source, scorer=scorer, errors=window, running_norm=running_norm,
         eval_scorer=eval_scorer, answers=make_answers(plan), early_stop=early_stop, latest=latest,
         eval_sets=eval_sets, totals=totals, lessons=taught, trackers=Trackers(attempt, plan.track) if world.rank == 0 else None,
-        tokenizer=tokenizer, tokenizer_to_write=deepcopy(tokenizer) if plan.checkpoint.background else tokenizer, model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, memory=memory, first_step=first_step,
+        tokenizer=tokenizer, tokenizer_to_write=deepcopy(tokenizer) if plan.checkpoint.background else tokenizer,
+        model=model, pad_id=pad, eos_ids=ends, registry=registry, info=info, limits=limits, memory=memory, first_step=first_step,
         profiler=StepProfiler(plan.profile, attempt, emit, world.rank), behind=Behind(world) if plan.checkpoint.background else None,
     )  # fmt: skip

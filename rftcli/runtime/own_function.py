@@ -1,4 +1,4 @@
-"""A function of the user's own in the algorithm: imported from beside the recipe. No torch, so that a recipe can be checked before anything heavy loads.
+"""A function of the user's own in the algorithm: imported from beside the recipe. No torch, so that a recipe is checked before anything heavy loads.
 
 Leaves out what it is called with (`own_loss`, `own_estimator`), and reward functions, which have more ways to go wrong (`rewards.functions`).
 """

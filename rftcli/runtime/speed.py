@@ -42,7 +42,8 @@ def peak_flops(name: str) -> float | None:
 
 # How to add one: (part of the name that torch gives the card, dense bfloat16 teraflops of its data sheet), before any row whose part is in it too.
 TERAFLOPS = (
-    ("GB200", 2500), ("B300", 2250), ("B200", 2250), ("GH200", 989), ("H200", 989), ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989), ("H800", 989),
+    ("GB200", 2500), ("B300", 2250), ("B200", 2250), ("GH200", 989), ("H200", 989), ("H100 PCIe", 756), ("H100 NVL", 835), ("H100", 989),
+    ("H800", 989),
     ("H20", 148), ("A100", 312), ("A800", 312), ("A40", 150), ("A30", 165), ("A10G", 70), ("A10", 125), ("L40S", 362), ("L40", 181), ("L4", 121),
     ("RTX PRO 6000", 504), ("RTX 6000 Ada", 364), ("RTX 5090", 210), ("RTX 4090", 165), ("RTX 3090", 71), ("RTX A6000", 155),
 )  # fmt: skip

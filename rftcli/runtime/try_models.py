@@ -24,8 +24,8 @@ from rftcli.runtime.world import SoloWorld
 
 
 def load_scorers(specs: Sequence[ScorerSpec], device: str, folder: Path, say: Callable[[str], None], judges: Judges) -> dict[str, Remote | Local]:
-    """Each by its name. `device`: "cuda" or "cpu". `folder`: where user modules are looked for. `judges`: with servers that have been started. UsageError for what is no such model, MachineError
-    for a GPU that torch does not see."""
+    """Each by its name. `device`: "cuda" or "cpu". `folder`: where user modules are looked for. `judges`: with servers that have been
+    started. UsageError for what is no such model, MachineError for a GPU that torch does not see."""
     if device == "cuda" and not torch.cuda.is_available():
         hint = "install torch for this GPU, or score on the CPU: `CUDA_VISIBLE_DEVICES= rft rewards try ...`"
         raise MachineError("there is a GPU, and this torch sees none", hint=hint)

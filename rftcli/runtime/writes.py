@@ -1,7 +1,7 @@
 """Writing now, or later from a copy: what a checkpoint's parts hand their files to.
 
-A copy lies in host memory and shares what the original shares: tensors that are views of one storage are views of one copy, so `torch.save` writes the
-same file. Leaves out who writes it when (`behind`).
+A copy lies in host memory and shares what the original shares: tensors that are views of one storage are views of one copy, so `torch.save` writes
+the same file. Leaves out who writes it when (`behind`).
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def test_shared() -> None:
 
 def test_rows_share_nothing_without_a_group_or_with_another_prompt() -> None:
     same = [row([11, 12, 13], 2), row([11, 12, 14], 2)]
-    for rows in (same, [same[0]._replace(group=1), same[1]._replace(group=2)], [row([11, 12, 13], 2)._replace(group=1), row([11, 19, 13], 2)._replace(group=1)]):
+    others = [row([11, 12, 13], 2)._replace(group=1), row([11, 19, 13], 2)._replace(group=1)]
+    for rows in (same, [same[0]._replace(group=1), same[1]._replace(group=2)], others):
         for name in ("input_ids", "position_ids", "select", "target_ids", "sequence", "ends"):
             assert torch.equal(getattr(shared(rows), name), getattr(packed(rows), name)), name
 

@@ -59,7 +59,8 @@ def test_parts_whose_services_are_down_have_errors_and_the_others_scores(capsys:
     assert "exact 1.00, service error, judge error" in shown
     errors = shown.partition("errors:")[2].splitlines()[1:]
     assert [line.split(" x ")[0].strip() for line in errors] == ["service: 3", "judge: 3"]
-    assert f"http://127.0.0.1:{port}/score could not be asked: ConnectError" in errors[0] and f"127.0.0.1:{port}/v1/chat/completions could not be asked" in errors[1]
+    assert f"http://127.0.0.1:{port}/score could not be asked: ConnectError" in errors[0]
+    assert f"127.0.0.1:{port}/v1/chat/completions could not be asked" in errors[1]
 
 
 def test_a_part_that_stops_runs_ends_it_with_the_row(capsys: pytest.CaptureFixture[str]) -> None:

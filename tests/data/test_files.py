@@ -93,7 +93,8 @@ def test_a_whole_surrogate_pair_is_a_character(tmp_path: Path) -> None:
 
 def test_all_bad_lines_are_counted_and_the_first_is_shown(tmp_path: Path) -> None:
     path = written(tmp_path, b"\n".join([ONE, b"{", TWO, b"[", b"\xff"]))
-    with pytest.raises(UsageError, match=r"train\.jsonl:2: .*\(3 of 5 rows have a fault, .*; others: .*train\.jsonl:4: .*; .*train\.jsonl:5: not UTF-8"):
+    text = r"train\.jsonl:2: .*\(3 of 5 rows have a fault, .*; others: .*train\.jsonl:4: .*; .*train\.jsonl:5: not UTF-8"
+    with pytest.raises(UsageError, match=text):
         read(path)
 
 

@@ -14,7 +14,10 @@ import work
 CPU = torch.device("cpu")
 
 
-def adapted(world: Any, *, zero: int, dtype: str = "float32", lora: bool = True, checkpointing: bool = False, start_from: str | None = None, compiled: bool = False) -> Any:
+def adapted(
+    world: Any, *, zero: int, dtype: str = "float32", lora: bool = True, checkpointing: bool = False, start_from: str | None = None,
+    compiled: bool = False,
+) -> Any:  # fmt: skip
     """A learner over the tiny model, with an adapter that already does something."""
     from rftcli.models import lora as adapters
     from rftcli.models.policy import CausalPolicy
@@ -216,9 +219,3 @@ def freeze_and_update(world: Any, *, zero: int) -> Any:
     update(learner, world)
     after = copied(learner.weights())
     return {"counts": counts, "moved": sorted(name for name in before if not torch.equal(before[name], after[name])), "names": sorted(before)}
-
-
-vars(work).update({name: item for name, item in globals().items() if callable(item)})
-
-if __name__ == "__main__":
-    work.main()

@@ -10,7 +10,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models_work
-import work
 
 CPU = torch.device("cpu")
 TEXTS = [" #### 3", " 1+2=3 #### 3", " 4", " #### 12345", " 3"]
@@ -51,9 +50,3 @@ def scored(world: Any, *, folder: str, recipe: str, beside_zero: int | None, bat
             models_work.update(learner, world)
     parameters = sum(parameter.numel() for parameter in scorer._held.module.parameters())
     return [rounds, parameters]
-
-
-vars(work).update({name: item for name, item in globals().items() if callable(item)})
-
-if __name__ == "__main__":
-    work.main()

@@ -75,7 +75,8 @@ def critic(world: Any, *, zero: int, **how: Any) -> Any:
     known = mine(world, work.with_values())
     found = work.full_gradients(learner, lambda: updates.append(critic_update(known, learner, plan, world, pad_id=0, device=CPU)))
     values = [value for item in fresh for value in item.values.tolist()]
-    return {"gradient": found, "metrics": dict(updates[0].metrics), "norm": updates[0].grad_norm, "tokens": updates[0].tokens, "values": values + ends}
+    one = updates[0]
+    return {"gradient": found, "metrics": dict(one.metrics), "norm": one.grad_norm, "tokens": one.tokens, "values": values + ends}
 
 
 def before(world: Any, *, zero: int, **how: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Prompts that stand once for their group change no gradient, value or log-prob, to 1e-5 in float32: over real ranks, ZeRO stages, cuts and models."""
+"""Prompts that stand once for their group change no gradient, value or log-prob, to 1e-5 in float32: over ranks, ZeRO stages, cuts and models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SHARED = [("sdpa", 0, {"micro": 3}), ("rft_varlen", 1, {"micro": 2}), ("rft_varl
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    calls = {"policy": ("gradient", PLAIN), "experts": ("gradient", {**PLAIN, "experts": True}), "critic": ("critic", PLAIN), "before": ("before", PLAIN)}
+    calls = {name: (name, PLAIN) for name in ("critic", "before")}
+    calls |= {"policy": ("gradient", PLAIN), "experts": ("gradient", {**PLAIN, "experts": True})}
     return {name: results[0] for name, results in on_ranks(1, calls, "shared_work.py").items()}
 
 

@@ -1,11 +1,7 @@
-"""What the ranks of `ranks.on_ranks` do. Run as a script by it; every function takes the world first and returns something picklable."""
+"""What the ranks of `ranks.on_ranks` do: every function takes the world first and returns something picklable."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +103,8 @@ def gradient(
     import rftcli.models.policy as policy_module
     from rftcli.stages.learn import one_update, policy_loss
 
-    policy_module.HEAD_BYTES = chunk_tokens * 97 * 4 if chunk_tokens else 2**28
+    usual = policy_module.HEAD_BYTES
+    policy_module.HEAD_BYTES = chunk_tokens * 97 * 4 if chunk_tokens else usual
     learner = learner_of(world, zero=zero, **how)
     learner.module.entropy_gradient = entropy > 0
     plan = plan_of(layout, micro, aggregate, kl=0.1, tokens=tokens)
@@ -123,6 +120,7 @@ def gradient(
     loss = policy_loss(plan.loss, 20, entropy_coefficient=entropy)
     update = one_update(share(world, experiences(), uneven), learner, loss, plan, world, pad_id=0, device=torch.device("cpu"))
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
+    policy_module.HEAD_BYTES = usual
     return {"gradient": found, "weights": weights, "metrics": dict(update.metrics), "norm": update.grad_norm, "tokens": update.tokens}
 
 
@@ -354,7 +352,8 @@ def save_and_load_both(world: Any, *, zero: int, folder: str) -> Any:
     resumed.critic.load_state_dict(states[1])
     update(resumed)
     equal = all(torch.equal(one, other) for one, other in zip(bits(straight), bits(resumed), strict=True))
-    return {"equal": equal, "moved": not torch.equal(bits(straight)[0], bits(fresh())[0]), "versions": (resumed.policy.version, resumed.critic.version)}
+    moved = not torch.equal(bits(straight)[0], bits(fresh())[0])
+    return {"equal": equal, "moved": moved, "versions": (resumed.policy.version, resumed.critic.version)}
 
 
 def _whole_state(learner: Any) -> dict[str, Any]:
@@ -410,21 +409,3 @@ def load_state(world: Any, *, zero: int, folder: str, written_by: int, dtype: st
 def collectives(world: Any) -> Any:
     values = world.sum([0.1 * (world.rank + 1), 1.0])
     return {"sum": values, "max": world.max([world.rank, -world.rank]), "gather": world.gather({"rank": world.rank})}
-
-
-def main() -> None:
-    folder, calls = sys.argv[1:]
-    from rftcli.runtime import world as worlds
-
-    torch.set_num_threads(1)
-    world = worlds.join("gloo", Path(folder) / "rendezvous")
-    results = {name: globals()[target](world, **arguments) for name, (target, arguments) in json.loads(calls).items()}
-    (Path(folder) / f"result_{world.rank}").write_bytes(pickle.dumps(results))
-    world.barrier("end")
-    worlds.leave()
-    sys.stdout.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_SECONDS = 240
+LIMIT_SECONDS = 480
 SMALL = [
     *("--set", "batch.prompts_per_step=8", "--set", "rollout.samples_per_prompt=4", "--set", "train.steps=4", "--set", "checkpoint.every=1"),
     *("--set", "checkpoint.keep=10", "--set", "data.eval.held_out.limit=16"),
@@ -80,6 +81,15 @@ def rft(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         command.process.communicate()
 
 
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps without a stop, on two ranks. Read by many: who goes on with it does so with a copy."""
+    folder = tmp_path_factory.mktemp("straight")
+    result = Command(folder, "train", "quickstart", "--ranks", "2", "--run-dir", "run", *SMALL, "--set", "track.tensorboard=true").wait()
+    assert result.code == 0, result
+    return folder / "run"
+
+
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     lines = (run / "events.jsonl").read_text().splitlines() if (run / "events.jsonl").exists() else []
     return [record for line in lines if line for record in [json.loads(line)] if record["event"] == kind]
@@ -109,7 +119,7 @@ def processes_of(run: Path) -> list[str]:
     return found
 
 
-def all_gone(run: Path, seconds: float = 30.0) -> bool:
+def all_gone(run: Path, seconds: float = 90.0) -> bool:
     """Does every process of a run end by itself? A tracker that flushes may take a moment longer than the ranks."""
     deadline = time.monotonic() + seconds
     while processes_of(run) and time.monotonic() < deadline:
@@ -122,6 +132,23 @@ def weights_equal(one: Path, other: Path) -> bool:
 
     first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
     return first.keys() == second.keys() and all(bool((first[name] == second[name]).all()) for name in first)
+
+
+def went_back(straight: Path, run: Path, step: int) -> None:
+    """`run` becomes what `straight` was when `step` had just been done and saved, ended there: what comes later has to be done again."""
+    shutil.copytree(straight, run, symlinks=True)
+    for path in (run / "checkpoints").iterdir():
+        if path.is_dir() and not path.is_symlink() and int(path.name.rpartition("_")[2]) > step:
+            shutil.rmtree(path)
+    for path in (*(run / "samples").glob("step_*"), *(run / "evals").glob("step_*")):
+        if int(path.name.partition(".")[0].rpartition("_")[2]) > step:
+            path.unlink()
+    if (run / "final").exists():
+        shutil.rmtree(run / "final")
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if (record := json.loads(line))["step"] <= step and record["event"] != "end"]
+    (run / "events.jsonl").write_text("".join(kept))
+    (run / "state.json").write_text(json.dumps(state(run) | {"status": "failed", "step": step}))
 
 
 def arguments(settings: dict[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SMALL, Command, arguments, events, steps, weights_equal
+from conftest import SMALL, Command, arguments, events, steps, weights_equal, went_back
 
 TOKENS = "[" + ", ".join(f"<step{number}>" for number in range(12)) + "]"
 """More than the quickstart model has spare rows for."""
@@ -37,15 +37,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_adapted_run_goes_on_bit_for_bit(rft: Callable[..., Command], tmp_path: Path, straight: Path) -> None:
     """SIGKILL of a rank after a checkpoint that holds a mean and a refreshed reference: resumed, the run is the one that was never killed."""
-    import shutil
-
     run = tmp_path / "run"
-    shutil.copytree(straight, run, symlinks=True)
-    for later in ("step_000003", "step_000004"):
-        shutil.rmtree(run / "checkpoints" / later)
-    shutil.rmtree(run / "final")
-    state = json.loads((run / "state.json").read_text())
-    (run / "state.json").write_text(json.dumps(state | {"status": "failed", "step": 2}))
+    went_back(straight, run, 2)
     result = rft("resume", "run").wait()
     assert result.code == 0, result
     assert weights_equal(run / "final", straight / "final")

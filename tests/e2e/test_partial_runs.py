@@ -1,10 +1,8 @@
-"""Partial rollouts in whole runs: answers go on under newer weights, nothing is lost, and a killed run goes on with what every rank had kept."""
+"""Partial rollouts in whole runs: answers go on under newer weights, nothing is lost, and a run that was ended goes on with what ranks had kept."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SMALL, Command, events, rank_pids, steps, weights_equal
+from conftest import SMALL, Command, steps, weights_equal, went_back
 
 PARTIAL = [
     *SMALL,
@@ -47,12 +45,9 @@ def test_answers_go_on_under_newer_weights(straight: Path) -> None:
     assert max(step["ratio_max"] for step in told.values()) > 1.001  # old tokens have a ratio of their own
 
 
-def test_killed_and_resumed(rft: Callable[..., Command], tmp_path: Path, straight: Path) -> None:
+def test_ended_and_resumed(rft: Callable[..., Command], tmp_path: Path, straight: Path) -> None:
     run = tmp_path / "run"
-    command = rft("train", "quickstart", "--ranks", "2", "--run-dir", "run", *PARTIAL)
-    command.wait_for(lambda: len(events(run, "checkpoint")) == 2)
-    os.kill(rank_pids(run)[1], signal.SIGKILL)
-    assert command.wait().code == 1
+    went_back(straight, run, 2)
     progress = json.loads((run / "checkpoints" / "step_000002" / "progress.json").read_text())
     assert len(progress["state"]["partial"]["ranks"]) == 2 and progress["state"]["partial"]["ranks"] != ["[]"] * 2
     resumed = rft("resume", "run").wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SMALL, Command, steps, weights_equal
+from conftest import SMALL, Command, steps, weights_equal, went_back
 
 SETS = {
     "algorithm.advantage": "{kind: gae, lam: 0.95}",
@@ -84,10 +83,7 @@ def test_the_policy_stood_still(straight: Path) -> None:
 def test_resumed_bit_for_bit(rft: Callable[..., Command], tmp_path: Path, straight: Path) -> None:
     """From the checkpoint after step 2: critic, controller and stream go on where they were."""
     run = tmp_path / "run"
-    shutil.copytree(straight, run, symlinks=True)
-    for number in (3, 4):
-        shutil.rmtree(run / "checkpoints" / f"step_{number:06d}")
-    (run / "state.json").write_text(json.dumps(json.loads((run / "state.json").read_text()) | {"status": "stopped", "step": 2}))
+    went_back(straight, run, 2)
     result = rft("resume", "run").wait()
     assert result.code == 0, result
     assert steps(run) == steps(straight)

@@ -18,15 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import SMALL, Command, all_gone, events, processes_of, rank_pids, state, steps, weights_equal
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four steps without a stop, on two ranks."""
-    folder = tmp_path_factory.mktemp("straight")
-    result = Command(folder, "train", "quickstart", "--ranks", "2", "--run-dir", "run", *SMALL, "--set", "track.tensorboard=true").wait()
-    assert result.code == 0, result
-    return folder / "run"
-
-
 def test_the_run_directory_is_as_promised(straight: Path) -> None:
     names = ("recipe.yaml", "recipe.resolved.yaml", "plan.json", "manifest.json", "state.json", "events.jsonl", "attempts/1/plan.json")
     assert not [name for name in (*names, "attempts/1/logs/rank_1.log", "logs/latest/rank_0.log") if not (straight / name).is_file()]
@@ -46,7 +37,8 @@ def test_the_step_line_accounts_for_everything(straight: Path) -> None:
     wanted = {
         "reward_mean", "reward_std", "reward_parts", "labels", "advantage_mean", "advantage_std", "kl_update", "entropy", "loss", "policy_loss",
         "grad_norm", "lr", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "ratio_max", "response_tokens", "prompt_tokens_mean",
-        "truncated_fraction", "zero_signal_fraction", "reward_errors", "samples_dropped", "policy_version", "tokens", "tokens_total", "data_passes", "seconds",
+        "truncated_fraction", "zero_signal_fraction", "reward_errors", "samples_dropped", "policy_version", "tokens", "tokens_total",
+        "data_passes", "seconds",
     }  # fmt: skip
     assert wanted <= set(event)
     assert not {"kl", "kl_coefficient", "value_loss", "memory_gib"} & set(event)  # they do not apply: absent, not 0
@@ -115,10 +107,7 @@ def test_the_command_itself_is_killed(rft: Callable[..., Command], tmp_path: Pat
     command = rft("train", "quickstart", "--ranks", "2", "--run-dir", "run", *SMALL, "--set", "train.steps=1000", "--set", "checkpoint.every=0")
     command.wait_for(lambda: events(run, "step"))
     command.process.kill()
-    deadline = time.monotonic() + 60
-    while processes_of(run) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert processes_of(run) == []
+    assert all_gone(run)
 
 
 def test_one_rank_and_two_ranks_sample_the_same(rft: Callable[..., Command], tmp_path: Path, straight: Path) -> None:
@@ -153,12 +142,13 @@ def fails_on_rank_1(completion, draw, step):
 def test_a_reward_that_stops_on_one_rank_ends_all_with_its_cause(rft: Callable[..., Command], tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(REWARD)
     part = "{python: 'my_rewards:fails_on_rank_1', on_error: stop}"
-    (tmp_path / "mine.yaml").write_text(f"extends: [{Path(__file__).resolve().parents[2] / 'recipes' / 'quickstart.yaml'}]\nrewards: {{default: [{part}]}}\n")
+    quickstart = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
+    (tmp_path / "mine.yaml").write_text(f"extends: [{quickstart}]\nrewards: {{default: [{part}]}}\n")
     start = time.monotonic()
     result = rft("train", "mine.yaml", "--ranks", "2", "--run-dir", "run", *SMALL, "--set", "data.eval=null").wait()
     assert result.code == 1, result
     assert "rank 1" in result.err and "the verifier is gone" in result.err and "fails_on_rank_1" in result.err
-    assert time.monotonic() - start < 120
+    assert time.monotonic() - start < 240
     assert processes_of(tmp_path / "run") == []
 
 

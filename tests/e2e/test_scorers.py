@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import pytest
 from fake_services import Asked, FakeService, Reply, chat_reply
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SMALL, Command, arguments, events, steps, weights_equal
+from conftest import SMALL, Command, arguments, events, steps, weights_equal, went_back
 
 
 def graded(asked: Asked, number: int) -> Any:
@@ -114,12 +113,7 @@ def test_the_manifest_says_what_scored(straight: Run, reward_model: Path) -> Non
 
 def test_a_scored_run_goes_on_bit_for_bit_and_asks_nothing_twice(rft: Callable[..., Command], tmp_path: Path, straight: Run) -> None:
     run = tmp_path / "run"
-    shutil.copytree(straight.path, run, symlinks=True)
-    for later in ("step_000003", "step_000004"):
-        shutil.rmtree(run / "checkpoints" / later)
-    shutil.rmtree(run / "final")
-    state = json.loads((run / "state.json").read_text())
-    (run / "state.json").write_text(json.dumps(state | {"status": "failed", "step": 2}))
+    went_back(straight.path, run, 2)
     judged_before, served_before = len(straight.judge.asked), len(straight.service.asked)
     result = rft("resume", "run").wait()
     assert result.code == 0, result

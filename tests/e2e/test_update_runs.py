@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SMALL, Command, events, state, steps, weights_equal
+from conftest import SMALL, Command, events, steps, weights_equal, went_back
 
 Start = Callable[..., Command]
 OTHERS = {
@@ -24,28 +23,21 @@ def sets(*values: str) -> list[str]:
     return [text for value in values for text in ("--set", value)]
 
 
-def test_several_rollouts_make_the_same_update(rft: Start, tmp_path: Path) -> None:
+def test_several_rollouts_make_the_same_update(rft: Start, tmp_path: Path, straight: Path) -> None:
     """What is sampled does not depend on how many calls of the engine it takes; the equation says it."""
-    one = rft("train", "quickstart", "--ranks", "2", "--run-dir", "one", *SMALL, *sets("train.steps=2"))
-    two = rft("train", "quickstart", "--ranks", "2", "--run-dir", "two", *SMALL, *sets("train.steps=2", "batch.rollouts_per_update=2"))
-    for command in (one, two):
-        result = command.wait()
-        assert result.code == 0, result
-    assert weights_equal(tmp_path / "one" / "final", tmp_path / "two" / "final")
-    assert steps(tmp_path / "one") == steps(tmp_path / "two")
+    result = rft("train", "quickstart", "--ranks", "2", "--run-dir", "two", *SMALL, *sets("batch.rollouts_per_update=2")).wait()
+    assert result.code == 0, result
+    assert weights_equal(straight / "final", tmp_path / "two" / "final")
+    assert steps(straight) == steps(tmp_path / "two")
     assert str(events(tmp_path / "two", "start")[0]["batch"]).startswith("2 rollouts x 4 prompts x 4 samples = 32 completions a step")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "bfloat16" else pytest.mark.slow) for name in OTHERS])
-def test_stopped_and_resumed_bit_for_bit(rft: Start, tmp_path: Path, name: str) -> None:
+def test_ended_and_resumed_bit_for_bit(rft: Start, tmp_path: Path, name: str) -> None:
     how = sets(*OTHERS[name])
-    straight = rft("train", "quickstart", "--ranks", "2", "--run-dir", "straight", *SMALL, *how)
-    assert straight.wait().code == 0
-    stopped = rft("train", "quickstart", "--ranks", "2", "--run-dir", "run", *SMALL, *how)
-    stopped.wait_for(lambda: events(tmp_path / "run", "start"))  # before the first step, however fast steps are
-    stopped.process.send_signal(signal.SIGTERM)
-    assert stopped.wait().code == 75
-    assert state(tmp_path / "run")["step"] == 1
+    straight = rft("train", "quickstart", "--ranks", "2", "--run-dir", "straight", *SMALL, *how).wait()
+    assert straight.code == 0, straight
+    went_back(tmp_path / "straight", tmp_path / "run", 1)
     resumed = rft("resume", "run").wait()
     assert resumed.code == 0, resumed
     assert weights_equal(tmp_path / "straight" / "final", tmp_path / "run" / "final")

@@ -220,7 +220,7 @@ def test_a_server_that_hangs_or_dies_is_told_by_name(kit, tmp_path) -> None:
         start = time.monotonic()
         with pytest.raises(RftError, match=rf"{fake.url} has finished nothing for 0.6 s"):
             list(sampler.generate([kit.make_request(0, [10])], settings()))
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 20
     with FakeVLLM(script=lambda body, number: 30.0) as fake, engine(kit, tmp_path, fake) as sampler, ThreadPoolExecutor() as pool:
         sampler.load(TRAINED.items(), 1)
         sampler._servers[0].last_words = lambda: "it ended with signal 9"
@@ -229,16 +229,16 @@ def test_a_server_that_hangs_or_dies_is_told_by_name(kit, tmp_path) -> None:
             time.sleep(0.01)
         fake.stop()
         with pytest.raises(RftError, match=rf"{fake.url} (cannot be reached|failed at) .*; it ended with signal 9"):
-            work.result(timeout=20)
+            work.result(timeout=60)
 
 
 def test_a_rollout_that_is_broken_off_ends_its_requests(kit, tmp_path) -> None:
-    with FakeVLLM(script=lambda body, number: 20.0 if number else None) as fake, engine(kit, tmp_path, fake) as sampler:
+    with FakeVLLM(script=lambda body, number: 100.0 if number else None) as fake, engine(kit, tmp_path, fake) as sampler:
         sampler.load(TRAINED.items(), 1)
         made = sampler.generate([kit.make_request(0, [10])], settings())
         next(made)
         made.close()
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while fake.dropped < 3 and time.monotonic() < end:
             time.sleep(0.02)
         assert fake.dropped == 3

@@ -43,7 +43,7 @@ def test_tensors_of_all_kinds_travel_in_buckets_of_any_size(tmp_path, limit) -> 
 
         reading = pool.submit(receive)
         send(mixed().items(), GroupWay(Group(store, 0, 2, CPU, 10), lambda: None), limit)
-        same(reading.result(timeout=20))
+        same(reading.result(timeout=60))
     write_folder(mixed().items(), tmp_path / "v", limit)
     same(dict(from_folder(tmp_path / "v", CPU)))
     assert [item.name for item in tmp_path.iterdir()] == ["v"]
@@ -59,7 +59,7 @@ def test_a_mapped_buffer_is_filled_again_and_leaves_no_file(limit) -> None:
             reading = pool.submit(lambda: dict(received(from_socket(way.path, CPU, kept, 10), copies=True)))
             way.meet(lambda: None)
             send(mixed().items(), way, limit)
-            same(reading.result(timeout=20))
+            same(reading.result(timeout=60))
     way.close()
     assert not told and way._file is None
 
@@ -74,7 +74,7 @@ def test_where_the_other_side_cannot_open_a_gpu_buffer_weights_go_through_memory
         reading = pool.submit(lambda: dict(received(from_socket(way.path, CPU, {}, 10), copies=True)))
         way.meet(lambda: None)
         send(mixed().items(), way, 1 << 20)
-        same(reading.result(timeout=20))
+        same(reading.result(timeout=60))
     way.close()
     assert len(told) == 1 and "CUDA IPC is not available" in told[0]
 

@@ -126,9 +126,9 @@ def test_a_family_with_soft_caps_is_refused_by_name(zoo):
 
 def test_a_family_that_loses_the_borders_is_refused_by_name(zoo, monkeypatch):
     model = family(zoo, "llama")
+    drop = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     for layer in model.model.layers:
         inner = layer.self_attn.forward
-        drop = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
         layer.self_attn.forward = lambda *args, inner=inner, **named: inner(*args, **{key: value for key, value in named.items() if key not in drop})
     with pytest.raises(UsageError, match="does not pass the borders"):
         through(CausalPolicy(model), packed(rows()))

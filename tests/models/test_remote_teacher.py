@@ -78,7 +78,7 @@ def serving() -> Iterator[Callable[..., SimpleNamespace]]:
 
     def make(reply: Reply, **options: Any) -> SimpleNamespace:
         server, waits = Server(reply), []
-        teacher = RemoteTeacher(server.url, **{"api": "vllm", "retries": 2, "timeout_seconds": 5.0, "pause": waits.append, **options})
+        teacher = RemoteTeacher(server.url, **{"api": "vllm", "retries": 2, "timeout_seconds": 30.0, "pause": waits.append, **options})
         made.extend((teacher, server))
         return SimpleNamespace(server=server, teacher=teacher, waits=waits)
 
@@ -264,11 +264,13 @@ def test_a_log_prob_that_is_no_number_stops(serving: Callable[..., SimpleNamespa
 
 
 def test_requests_run_side_by_side_up_to_a_bound(serving: Callable[..., SimpleNamespace]) -> None:
-    def slow(path: str, body: Any) -> tuple[int, Any]:
-        time.sleep(0.05)
+    gate = threading.Barrier(3, timeout=60)
+
+    def together(path: str, body: Any) -> tuple[int, Any]:
+        gate.wait()  # three at a time, or never
         return sglang(path, body)
 
-    made = serving(slow, api="sglang", concurrency=3)
+    made = serving(together, api="sglang", concurrency=3)
     rows = [Row(torch.tensor([number, 1]), 1, torch.tensor([True])) for number in range(2, 11)]
     found, _ = made.teacher.logprobs(batch("packed", rows), 1.0)
     assert found.tolist() == pytest.approx([-(1 + number / 100) for number in range(2, 11)])  # each answer is its own sequence's

@@ -1,4 +1,4 @@
-"""Completions that share a prompt: two attentions merged by their log-sum-exp are one, forward and backward, and rows say by themselves who sees whom."""
+"""Completions that share a prompt: two attentions merged by their log-sum-exp are one, both ways, and rows say by themselves who sees whom."""
 
 from dataclasses import replace
 
@@ -47,7 +47,8 @@ class PlainKernel:
 
     def _scores(self, query: Tensor, key: Tensor, spans: Spans, scale: float | None) -> Tensor:
         """(H, queries, keys), -inf where a query does not look"""
-        of_query, of_key = (torch.bucketize(torch.arange(n), ends[1:].long(), right=True) for n, ends in ((len(query), spans.queries), (len(key), spans.keys)))
+        sides = ((len(query), spans.queries), (len(key), spans.keys))
+        of_query, of_key = (torch.bucketize(torch.arange(n), ends[1:].long(), right=True) for n, ends in sides)
         sees = of_query[:, None] == of_key
         if spans.causal:
             sees &= torch.arange(len(query))[:, None] >= torch.arange(len(key))
@@ -217,7 +218,7 @@ def test_a_window_that_cuts_something_off_is_refused_by_name(attention, window, 
     model = MistralForCausalLM(MistralConfig(vocab_size=97, sliding_window=window, **shape)).eval()
     model.config._attn_implementation = attention
     if refused:
-        with pytest.raises(UsageError, match="sliding window of Mistral.* does not go with shared prompts"):
+        with pytest.raises(UsageError, match=r"sliding window of Mistral.* does not go with shared prompts"):
             through(CausalPolicy(model), shared(rows()))
     else:
         torch.testing.assert_close(through(CausalPolicy(model), shared(rows())), through(CausalPolicy(model), packed(rows())), atol=1e-5, rtol=1e-5)

@@ -54,7 +54,8 @@ def test_gradient_checkpointing(
 
 @pytest.mark.parametrize(
     ("sets", "expected"),
-    [((), ("sdpa", "padded")), (("models.policy.attention=varlen",), ("varlen", "packed")), (("models.policy.attention=flash_2",), ("flash_2", "packed")),
+    [((), ("sdpa", "padded")), (("models.policy.attention=varlen",), ("varlen", "packed")),
+     (("models.policy.attention=flash_2",), ("flash_2", "packed")),
      (("models.policy.attention=varlen", "batch.layout=padded"), ("varlen", "padded"))],
 )  # fmt: skip
 def test_rows_are_packed_where_attention_packs(compiled: Compiled, sets: tuple[str, ...], expected: tuple[str, str]) -> None:
@@ -397,7 +398,8 @@ OTHER: dict[str, str] = {
     "train.early_stop.metric": "loss", "train.early_stop.patience": "9", "train.early_stop.mode": "min", "train.early_stop.min_delta": "0.1",
     "samples.every": "3", "samples.max": "8",
     "checkpoint.every": "2", "checkpoint.keep": "5", "checkpoint.save_hf": "false",
-    "train.max_hours": "2", "train.max_tokens": "9", "checkpoint.every_minutes": "5", "checkpoint.before_deadline": "true", "checkpoint.deadline_margin_seconds": "9",
+    "train.max_hours": "2", "train.max_tokens": "9", "checkpoint.every_minutes": "5", "checkpoint.before_deadline": "true",
+    "checkpoint.deadline_margin_seconds": "9",
     "checkpoint.keep_best.metric": "eval.test.pass@1", "checkpoint.keep_best.mode": "min", "checkpoint.keep_best.keep": "2",
     "checkpoint.max_gib": "9", "checkpoint.trainer_state": "false", "checkpoint.background": "true",
     "track.tensorboard": "true", "track.wandb.project": "p", "track.wandb.entity": "e", "track.wandb.group": "g", "track.wandb.name": "n",
@@ -468,7 +470,8 @@ SETUP: dict[str, tuple[str, ...]] = {
     "models.critic.from": PPO, "models.critic.head": (*PPO, "models.critic.from=org/critic"), "models.critic.value_clip": PPO,
     "models.critic.warmup_steps": PPO, "models.critic.max_grad_norm": PPO, "train.freeze_policy_steps": PPO,
     **{f"models.critic.optimizer.{key}": PPO for key in ("lr", "betas", "eps", "weight_decay", "schedule", "warmup_steps", "schedule_steps")},
-    "models.critic.optimizer.kind": PPO, "models.critic.optimizer.options": PPO, "models.critic.optimizer.no_decay": (*PPO, "models.critic.optimizer.weight_decay=0.1"),
+    "models.critic.optimizer.kind": PPO, "models.critic.optimizer.options": PPO,
+    "models.critic.optimizer.no_decay": (*PPO, "models.critic.optimizer.weight_decay=0.1"),
     "models.critic.optimizer.min_lr": (*PPO, "models.critic.optimizer.schedule=linear"),
     "train.supervised.data.python": ("train.supervised={data: {path: /p.jsonl}}",),
     "train.supervised.data.options": ("train.supervised={data: {python: 'a:b'}}",),
@@ -570,7 +573,10 @@ def test_no_key_is_ignored(compiled: Compiled, pattern: str) -> None:
     ("sets", "on_gpu", "path", "message"),
     [
         (("train.optimizer.kind=adamw_8bit",), False, "train.optimizer.kind", "`adamw_8bit` needs a GPU, and this run is on a CPU"),
-        ((*PPO, "models.critic.optimizer.kind=adamw_8bit"), False, "models.critic.optimizer.kind", "`adamw_8bit` needs a GPU, and this run is on a CPU"),
+        (
+            (*PPO, "models.critic.optimizer.kind=adamw_8bit"), False, "models.critic.optimizer.kind",
+            "`adamw_8bit` needs a GPU, and this run is on a CPU",
+        ),
         (("train.optimizer.kind=muon",), True, "train.optimizer.kind", "`muon` needs a policy in float32"),
         (("train.precision.reduce=bfloat16",), False, "train.precision.reduce", "must be float32 for a policy in float32"),
     ],

@@ -127,8 +127,8 @@ def test_a_mean_that_nothing_uses_is_told(compiled: Compiled) -> None:
 def test_models_in_words(compiled: Compiled) -> None:
     text = plan_text(
         compiled(
-            KL, "models.policy.lora={rank: 8, options: {use_dora: true}, save_also: [lm_head]}", "models.policy.ema.export=true", "models.policy.add_tokens=[a, b]",
-            "models.reference.refresh.every=5",
+            KL, "models.policy.lora={rank: 8, options: {use_dora: true}, save_also: [lm_head]}", "models.policy.ema.export=true",
+            "models.policy.add_tokens=[a, b]", "models.reference.refresh.every=5",
         )
     )  # fmt: skip
     for line in (

@@ -55,7 +55,8 @@ def test_a_refill_of_groups_that_teach_is_said(compiled: Compiled, sets: tuple[s
 
 
 def test_a_label_says_only_what_differs(compiled: Compiled) -> None:
-    plan = compiled("rollout={temperature: 0.8, top_k: 5, stop: [a], max_new_tokens: 99, by_label: {default: {max_new_tokens: 9, top_k: 0, stop: []}}}")
+    label = "{max_new_tokens: 9, top_k: 0, stop: []}"
+    plan = compiled(f"rollout={{temperature: 0.8, top_k: 5, stop: [a], max_new_tokens: 99, by_label: {{default: {label}}}}}")
     assert plan.rollout.by_label["default"] == LabelSampling(
         temperature=0.8, top_p=1.0, top_k=0, min_p=0.0, max_new_tokens=9, min_new_tokens=0, stop=(), stop_token_ids=()
     )

@@ -123,7 +123,8 @@ def test_ranks_that_share_an_engine_divide_those_of_a_machine(compiled: Compiled
 def test_sglang_is_planned_alike(compiled: Compiled, gpus: MachineFacts, with_vllm: MachineFacts) -> None:
     plan = compiled("rollout.engine=sglang", machine=gpus, ranks=8, **SMALL)
     found, vllm = plan.rollout.sglang, compiled("rollout.vllm.process=beside", machine=with_vllm, ranks=8, **SMALL).rollout.vllm
-    assert found is not None and vllm is not None and plan.rollout.own_engine is found and plan.rollout.vllm is None and not plan.rollout.shares_weights
+    assert found is not None and vllm is not None
+    assert plan.rollout.own_engine is found and plan.rollout.vllm is None and not plan.rollout.shares_weights
     for name in ("max_model_tokens", "max_sequences", "cache_bytes", "memory_share", "sleep", "graphs", "memory"):
         assert getattr(found, name) == getattr(vllm, name)
     assert found.cache_tokens == 65 * 2048 and found.weight_bytes == 2 * 500_000_000

@@ -112,7 +112,7 @@ def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("environ", "threads"),
-    [({}, None), ({"OMP_NUM_THREADS": "3"}, 3), ({"OMP_NUM_THREADS": "4,2"}, 4), ({"OMP_NUM_THREADS": "0"}, None), ({"OMP_NUM_THREADS": "many"}, None)],
+    [({}, None), *(({"OMP_NUM_THREADS": said}, threads) for said, threads in (("3", 3), ("4,2", 4), ("0", None), ("many", None)))],
 )
 def test_threads_that_the_environment_grants(environ: dict[str, str], threads: int | None) -> None:
     assert machine._threads(environ) == threads

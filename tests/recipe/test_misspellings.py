@@ -159,7 +159,8 @@ def test_what_was_meant(minimal: str, problems_of: Problems, written: str, label
 
 
 KINDS = (
-    "grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "remax", "opo", "gpg", "grpo_passk", "gdpo", "cpgd", "gae", "distill", "python",
+    "grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "remax", "opo", "gpg", "grpo_passk", "gdpo", "cpgd", "gae", "distill",
+    "python",
 )  # fmt: skip
 
 

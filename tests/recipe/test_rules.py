@@ -33,7 +33,10 @@ BREACHES = [
         "has no effect with `model`",
     ),
     *(
-        ("vllm-together", [f"rollout={{engine: vllm, {name}, vllm: {{tensor_parallel: 2}}}}"], f"rollout.{key}", "needs `rollout.vllm.tensor_parallel: 1`")
+        (
+            "vllm-together", [f"rollout={{engine: vllm, {name}, vllm: {{tensor_parallel: 2}}}}"], f"rollout.{key}",
+            "needs `rollout.vllm.tensor_parallel: 1`",
+        )
         for key, name in (("by_label", "by_label: {default: {top_p: 0.9}}"), ("over_sample", "over_sample: {}"))
     ),
     ("gdpo-parts", ["algorithm.advantage.kind=gdpo", "reward_shaping.clip=[-1, 1]"], "reward_shaping.clip", "has no effect with `gdpo`"),
@@ -133,7 +136,10 @@ BREACHES = [
         "models.scorers.s.overlong",
         "`overlong` has no meaning for a judge beside the ranks (`engine: vllm`)",
     ),
-    ("scorer-keys", [f"{APART}{{gpus: 1}}, engine: vllm}}"], "models.scorers.s.engine", "`engine` has no meaning for a judge at a server that the run starts"),
+    (
+        "scorer-keys", [f"{APART}{{gpus: 1}}, engine: vllm}}"], "models.scorers.s.engine",
+        "`engine` has no meaning for a judge at a server that the run starts",
+    ),
     ("judge-placement", [f"{APART}{{}}}}"], "models.scorers.s.placement", "needs `gpus` or `server`"),
     ("judge-placement", [f"{APART}{{gpus: 1, server: 'http://x'}}}}"], "models.scorers.s.placement.gpus", "`server` and `gpus` exclude each other"),
     *(
@@ -629,7 +635,10 @@ BREACHES = [
         for key, value in (("process", "beside"), ("process", "inside"), ("sleep", "1"))
     ),
     *(
-        ("vllm-apart", [f"rollout.vllm={{{key}: {value}, server: {{urls: ['http://a:1']}}}}"], f"rollout.vllm.{key}", "is for engines that the run starts")
+        (
+            "vllm-apart", [f"rollout.vllm={{{key}: {value}, server: {{urls: ['http://a:1']}}}}"], f"rollout.vllm.{key}",
+            "is for engines that the run starts",
+        )
         for key, value in (("memory_share", "0.5"), ("options", "{block_size: 32}"), ("tensor_parallel", "2"))
     ),
     ("vllm-sampling", ["rollout={engine: vllm, hf: {options: {typical_p: 0.9}}}"], "rollout.hf.options", "are options of the engine `hf`"),
@@ -672,9 +681,15 @@ BREACHES = [
             ("penalties: {presence: -3}", "penalties.presence", "must be within -2 and 2 for the engine `sglang`"),
             ("penalties: {frequency: 2.5}", "penalties.frequency", "must be within -2 and 2 for the engine `sglang`"),
             ("ignore_eos: true, stop_token_ids: [3]", "ignore_eos", "must be false with `stop_token_ids` for the engine `sglang`"),
-            ("ignore_eos: true, by_label: {default: {stop_token_ids: [3]}}", "ignore_eos", "must be false with `stop_token_ids` for the engine `sglang`"),
+            (
+                "ignore_eos: true, by_label: {default: {stop_token_ids: [3]}}", "ignore_eos",
+                "must be false with `stop_token_ids` for the engine `sglang`",
+            ),
             ("stop: [a], min_new_tokens: 3", "stop", "does not go with `min_new_tokens` for the engine `sglang`"),
-            ("stop: [a], by_label: {default: {min_new_tokens: 3}}", "by_label.default.stop", "does not go with `min_new_tokens` for the engine `sglang`"),
+            (
+                "stop: [a], by_label: {default: {min_new_tokens: 3}}", "by_label.default.stop",
+                "does not go with `min_new_tokens` for the engine `sglang`",
+            ),
             (f"stop: [{', '.join(f'a{number}' for number in range(33))}]", "stop", "is at most 32 strings for the engine `sglang`, got 33"),
         )
     ),
@@ -685,7 +700,10 @@ BREACHES = [
         "does not go with `min_new_tokens` for the engine `sglang`",
     ),
     *(
-        ("sglang-together", [f"rollout={{engine: sglang, {name}, sglang: {{tensor_parallel: 2}}}}"], f"rollout.{key}", "needs `rollout.sglang.tensor_parallel: 1`")
+        (
+            "sglang-together", [f"rollout={{engine: sglang, {name}, sglang: {{tensor_parallel: 2}}}}"], f"rollout.{key}",
+            "needs `rollout.sglang.tensor_parallel: 1`",
+        )
         for key, name in (("by_label", "by_label: {default: {top_p: 0.9}}"), ("over_sample", "over_sample: {}"))
     ),
     (

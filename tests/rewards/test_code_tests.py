@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ def score(program: str, tests: Any, /, **options: Any) -> float:
         ("def f(x): return (x, 0.1 + 0.2)", {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 0.3]]}, 1),
         ("def f(x): return True", {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, 0),
         ("def f(x): return {1}", {"fn_name": "f", "inputs": [[1]], "outputs": [[1]]}, 0),
-        ("def f(x: return", ASSERTS, 0), ("raise SystemExit(0)", ASSERTS, 0), ("import os\nos._exit(0)", ASSERTS, 0), ("import os\nos._exit(0)", SQUARES, 0),
+        ("def f(x: return", ASSERTS, 0), ("raise SystemExit(0)", ASSERTS, 0), ("import os\nos._exit(0)", ASSERTS, 0),
+        ("import os\nos._exit(0)", SQUARES, 0),
         ("print('3')\nimport sys\nsys.exit(1)", {"inputs": [""], "outputs": ["3"]}, 0), ("def f(x): print('noise'); return x * x", SQUARES, 1),
     ],
 )  # fmt: skip
@@ -66,23 +68,25 @@ def test_which_block_is_the_program() -> None:
 
 def test_time_and_memory_of_a_test() -> None:
     started = time.monotonic()
-    found = run_tests("while True: pass", read_tests({"inputs": [""] * 9, "outputs": [""] * 9}), everything=True, seconds=0.5)
-    assert found == {"passed": 0, "of": 9, "first": "test 1: it took too long"} and time.monotonic() - started < 6
+    found = run_tests("while True: pass", read_tests({"inputs": [""] * 9, "outputs": [""] * 9}), everything=True, seconds=2.0)
+    assert found == {"passed": 0, "of": 9, "first": "test 1: it took too long"} and time.monotonic() - started < 15
     assert score("x = 'a' * (3 << 30)\nprint('ok')", OK) == 0
     assert score("x = 'a' * (1 << 28)\nprint('ok')", OK, memory_mib=128) == 0
     assert score("while True: print('x' * 1000)", OK) == 0  # its output file is full
 
 
-def test_nothing_stays_behind() -> None:
+def test_nothing_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mark = f"rft_mark_{os.getpid()}"
     program = f"import os, time\nif os.fork() == 0:\n    os.setsid()\n    {mark} = 1\n    time.sleep(60)\nprint('ok')"
     if isolation():  # a process that leaves its group is only caught by a process tree of its own
         assert score(program, OK) == 1
-        time.sleep(0.3)
-        assert "answer.py" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    before = set(Path("/tmp").glob("rft-code-*"))
+        deadline = time.monotonic() + 30
+        while str(tmp_path) in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
     assert score("open('made', 'w').write('x')\nprint('ok')", OK) == 1
-    assert set(Path("/tmp").glob("rft-code-*")) <= before
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_program_does_not_get() -> None:
@@ -114,12 +118,17 @@ def test_files_and_network(tmp_path: Path) -> None:
 
 def test_an_answer_cannot_read_what_is_expected() -> None:
     """Not in its files: only the arguments reach it. Of the two tests, the second tells whether a file holds the first one's value."""
-    program = "import pathlib\ndef f(x):\n    return sum(str(47 * 1001) in path.read_text(errors='replace') for path in pathlib.Path('..').rglob('*.*'))"
+    looks = "sum(str(47 * 1001) in path.read_text(errors='replace') for path in pathlib.Path('..').rglob('*.*'))"
+    program = f"import pathlib\ndef f(x):\n    return {looks}"
     assert score(program, {"fn_name": "f", "inputs": [[1], [2]], "outputs": [47047, 0]}, partial=True) == 0.5
 
 
 @pytest.mark.parametrize(
-    "tests", [None, "", [], {}, {"inputs": ["1"]}, [3], {"fn_name": "1f", "inputs": [[1]], "outputs": [1]}, {"fn_name": "f", "inputs": [3], "outputs": [1]}]
+    "tests",
+    [
+        None, "", [], {}, {"inputs": ["1"]}, [3], {"fn_name": "1f", "inputs": [[1]], "outputs": [1]},
+        {"fn_name": "f", "inputs": [3], "outputs": [1]},
+    ],
 )
 def test_tests_that_are_none(tests: Any) -> None:
     with pytest.raises(ValueError):
@@ -127,5 +136,6 @@ def test_tests_that_are_none(tests: Any) -> None:
 
 
 def test_arguments_as_lines_of_json() -> None:
-    assert read_tests({"fn_name": "f", "inputs": ['[1, 2]\n"x"'], "outputs": ["3"]}) == [{"kind": "call", "name": "f", "arguments": [[1, 2], "x"], "output": 3}]
+    (test,) = read_tests({"fn_name": "f", "inputs": ['[1, 2]\n"x"'], "outputs": ["3"]})
+    assert test == {"kind": "call", "name": "f", "arguments": [[1, 2], "x"], "output": 3}
     assert read_tests('["assert True"]') == [{"kind": "assert", "code": "assert True"}]

@@ -124,7 +124,7 @@ def test_a_long_box_and_a_long_tail_are_found() -> None:
 def test_time_is_linear_in_the_text(junk: str) -> None:
     start = time.perf_counter()
     find_answer(junk * (200_000 // len(junk)))
-    assert time.perf_counter() - start < 2.0  # a quadratic pattern takes minutes
+    assert time.perf_counter() - start < 20.0  # a quadratic pattern takes minutes
 
 
 PIECES = st.lists(

@@ -39,7 +39,7 @@ class Kept:
         GATE.wait()
         return 1.0
 """
-GRACE = 0.5
+GRACE = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_function_that_combines_is_no_exception(folder: Path) -> None:
 def test_slow_parts_finish_their_step(folder: Path) -> None:
     """More of them, one after the other, than a grace is long."""
     with closing(table(folder, "slow")) as made:
-        assert [sample.reward for sample in made.score(completions(33))] == [1.0] * 33  # 8 at a time: 5 x 0.2 s
+        assert [sample.reward for sample in made.score(completions(66))] == [1.0] * 66  # 8 at a time: 9 x 0.2 s
 
 
 def test_nothing_is_left_while_nobody_asks(folder: Path) -> None:
@@ -99,7 +99,7 @@ def test_nothing_is_left_while_nobody_asks(folder: Path) -> None:
 def test_a_part_with_a_limit_is_an_error_as_ever(folder: Path) -> None:
     with closing(table(folder, "hangs", timeout_seconds=2 * GRACE)) as made:
         (sample,) = made.score(completions(1))
-    assert sample.reward is None and "TimeoutError: no value within 1 seconds" in str(sample.parts[0].error)
+    assert sample.reward is None and "TimeoutError: no value within 2 seconds" in str(sample.parts[0].error)
 
 
 def test_the_grace_counts_from_the_later_of_request_and_start() -> None:
@@ -107,25 +107,26 @@ def test_the_grace_counts_from_the_later_of_request_and_start() -> None:
     grace = Grace(lambda: asked[0], seconds=12.0, clock=lambda: now[0])
     with grace.call("a part", "row 1"):
         for now[0], asked[0], held in ((500.0, False, False), (600.0, True, False), (611.0, True, False), (612.0, True, True)):
-            assert fails(grace) == held
+            assert fails(grace, held) == held
         with grace.call("another", "row 2"):
             pass
     now[0] = 5000.0
     with grace.call("a later one", "row 3"):
-        assert not fails(grace)
+        assert not fails(grace, False)
         now[0] += 12.0
-        assert fails(grace)
-    assert not fails(grace)
+        assert fails(grace, True)
+    assert not fails(grace, False)
 
 
-def fails(grace: Grace) -> bool:
-    """One look, through a future that is not done in time."""
+def fails(grace: Grace, expected: bool) -> bool:
+    """A look or two, through a future that is not done in time: by far not where it is expected to fail, however busy the machine is."""
     future: Future[int] = Future()
-    timer = threading.Timer(0.2, future.set_result, [1])  # a look every tenth of a second
+    timer = threading.Timer(60.0 if expected else 0.2, future.set_result, [1])  # a look every tenth of a second
     timer.start()
     try:
         return grace.result(future) != 1
     except HeldUpError:
         return True
     finally:
+        timer.cancel()
         timer.join()

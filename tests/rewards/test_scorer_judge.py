@@ -27,14 +27,14 @@ VIEW = View(prompt="2+2=", messages=(TURN,), completion="4", reference="four", l
 
 
 def judged(url: str, read: ReadSpec, *, api: str = "chat", samples: int = 1, retries: int = 1) -> float | str:
-    service = ServiceSpec(urls=(url,), timeout_seconds=5.0, retries=retries, concurrency=2, per_minute=None, headers_env={})
+    service = ServiceSpec(urls=(url,), timeout_seconds=30.0, retries=retries, concurrency=2, per_minute=None, headers_env={})
     spec = ScorerSpec(
         name="j", kind="generative", cache=False, service=service, prompt="Is {{ completion }} right?", read=read, max_new_tokens=8,
         temperature=0.5 if samples > 1 else 0.0, samples=samples, seed=7, model="org/judge", api=api,
     )  # fmt: skip
     with closing(ServerJudge(spec, Service("j", service, first_pause=0.001))) as judge:
         future = judge.submit(VIEW)
-        wait([future], timeout=20)
+        wait([future], timeout=60)
         return future.result() if future.exception() is None else str(future.exception())
 
 

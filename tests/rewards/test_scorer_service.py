@@ -22,7 +22,7 @@ from rftcli.rewards.scorers.spec import ServiceSpec
 from rftcli.rewards.scorers.verdict import Verdict, extras_of_rows
 from rftcli.rewards.scorers.view import View
 
-SPEC: dict[str, Any] = {"timeout_seconds": 5.0, "retries": 3, "concurrency": 4, "per_minute": None, "headers_env": {}}
+SPEC: dict[str, Any] = {"timeout_seconds": 30.0, "retries": 3, "concurrency": 4, "per_minute": None, "headers_env": {}}
 
 
 def view(text: str, reference: Any = "4", prompt: str = "2+2=") -> View:
@@ -39,7 +39,7 @@ def outcomes(made: HttpScorer, *texts: str) -> list[float | str]:
     with closing(made):
         futures = [made.submit(view(text)) for text in texts]
         made.flush()
-        wait(futures, timeout=20)
+        wait(futures, timeout=60)
         return [future.result().value if future.exception() is None else str(future.exception()) for future in futures]
 
 
@@ -89,7 +89,7 @@ def test_a_user_in_an_address_is_not_shown() -> None:
 
 
 def test_concurrency_is_bounded_and_used() -> None:
-    gate = threading.Barrier(3, timeout=10)
+    gate = threading.Barrier(3, timeout=60)
 
     def answer(asked: Asked, number: int) -> Any:
         gate.wait()  # three at a time, or never
@@ -142,7 +142,7 @@ def test_closing_ends_what_is_under_way() -> None:
         while not service.asked:
             time.sleep(0.01)
         made.close()
-        assert isinstance(future.exception(timeout=5), ServiceError)
+        assert isinstance(future.exception(timeout=30), ServiceError)
 
 
 def test_what_a_service_says_beside_its_scores() -> None:

@@ -77,7 +77,7 @@ def test_f1(text: str, gold: Any, expected: float, options: dict[str, Any]) -> N
     assert score("f1", text, gold, **options) == pytest.approx(expected)
 
 
-@given(st.lists(st.sampled_from("ab cd ef".split()), max_size=6), st.lists(st.sampled_from("ab cd ef".split()), max_size=6))
+@given(st.lists(st.sampled_from(["ab", "cd", "ef"]), max_size=6), st.lists(st.sampled_from(["ab", "cd", "ef"]), max_size=6))
 def test_f1_is_symmetric_and_at_most_one(one: list[str], other: list[str]) -> None:
     there, back = score("f1", " ".join(one), " ".join(other)), score("f1", " ".join(other), " ".join(one))
     assert there == back and 0.0 <= there <= 1.0
@@ -129,7 +129,10 @@ def test_cosine_length_passes_on_what_the_inner_rule_says() -> None:
         ("cosine_length", {"max_tokens": 9, "rule": "cosine_length"}, "option `rule` is another rule, which says what is right"),
         ("cosine_length", {"max_tokens": 9, "right": [1]}, "option `right` is two numbers, of the shortest and of the longest answer, got [1]"),
         ("cosine_length", {"max_tokens": 0}, "option `max_tokens` must be at least 1, got 0"),
-        ("json_schema", {"schema": {"type": "obj"}}, "option `schema` is no JSON schema: 'obj' is not valid under any of the given schemas at $.type"),
+        (
+            "json_schema", {"schema": {"type": "obj"}},
+            "option `schema` is no JSON schema: 'obj' is not valid under any of the given schemas at $.type",
+        ),
         ("instructions", {"checks": [{"num": 1}]}, "option `checks` is a list of mappings with an `id`"),
         ("instructions", {"checks": [{"id": "number_words"}]}, "option `checks`: the instruction `number_words` needs `num_words`"),
         (
@@ -164,9 +167,9 @@ PERSON = {"type": "object", "properties": {"age": {"type": "integer", "minimum":
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"age": 3}', 1), (' \n{"age": 3}\n', 1), ('```json\n{"age": 3}\n```', 1), ('```\n{"age": 3}\n```', 1), ('{"age": "3"}', 0), ('{"age": -1}', 0),
-        ("{}", 0), ('{"age": 3, "x": 1}', 0), ('so: {"age": 3}', 0), ('{"age": 3,}', 0), ("{'age': 3}", 0), ('{"age": NaN}', 0), ("", 0), ("[" * 100_000, 0),
-        ('{"age": 1e3}', 1), ('{"age": 3} // done', 0), ('```json\n{"age": 3}\n``` and more', 0), ('{"age": true}', 0),
+        ('{"age": 3}', 1), (' \n{"age": 3}\n', 1), ('```json\n{"age": 3}\n```', 1), ('```\n{"age": 3}\n```', 1), ('{"age": "3"}', 0),
+        ('{"age": -1}', 0), ("{}", 0), ('{"age": 3, "x": 1}', 0), ('so: {"age": 3}', 0), ('{"age": 3,}', 0), ("{'age': 3}", 0), ('{"age": NaN}', 0),
+        ("", 0), ("[" * 100_000, 0), ('{"age": 1e3}', 1), ('{"age": 3} // done', 0), ('```json\n{"age": 3}\n``` and more', 0), ('{"age": true}', 0),
     ],
 )  # fmt: skip
 def test_json_that_fits_a_schema(text: str, expected: float) -> None:
@@ -183,7 +186,7 @@ def test_json_schemas_of_rows() -> None:
 
 
 def test_a_schema_is_never_fetched() -> None:
-    with pytest.raises(Exception, match="http://127.0.0.1:9/x"):
+    with pytest.raises(Exception, match=r"http://127\.0\.0\.1:9/x"):
         score("json_schema", "1", schema={"$ref": "http://127.0.0.1:9/x"})
 
 
@@ -199,7 +202,10 @@ def test_every_rule_with_gold_has_a_reader() -> None:
         ("math_answer", "...", {}, "the reference answer '...' holds nothing to compare with"),
         ("choice", ["A", "Z"], {"choices": "ABC"}, "the reference 'Z' is no choice of A, B, C"),
         ("code_tests", {"inputs": ["1"], "outputs": []}, {}, "tests have 1 inputs and 0 outputs"),
-        ("code_tests", {"inputs": [1], "outputs": [2]}, {}, "what is written to standard input and what is printed are texts; functions need `fn_name`"),
+        (
+            "code_tests", {"inputs": [1], "outputs": [2]}, {},
+            "what is written to standard input and what is printed are texts; functions need `fn_name`",
+        ),
         ("reasoning_gym", None, {}, "the row has no column `entry` with question, answer and metadata"),
         ("cosine_length", "Z", {"max_tokens": 1, "rule": "choice"}, "the reference 'Z' is no choice of A, B, C, D, E, F, G, H, I, J"),
         ("exact", "4", {}, None), ("regex", None, {"pattern": "a"}, None), ("length", None, {}, None), ("json_schema", None, {"schema": {}}, None),

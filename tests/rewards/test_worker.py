@@ -80,7 +80,7 @@ def test_a_time_limit_kills_and_the_next_call_works(pool: WorkerPool) -> None:
     start = time.monotonic()
     with pytest.raises(WorkerTimeout, match=r"no verdict within 0\.2 seconds"):
         pool.call(["hold"], 0.2)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     assert gone(pid) and pool.pids() == []
     assert pool.call(["echo", 1], 5) == 1
 
@@ -94,7 +94,7 @@ def test_a_crash_is_told_and_the_next_call_works(pool: WorkerPool) -> None:
 def test_a_helper_killed_from_outside_while_idle_is_replaced(pool: WorkerPool) -> None:
     pid = pool.call(["pid"], 5)
     os.kill(pid, signal.SIGKILL)
-    assert wait_until_gone(pid, 5)
+    assert wait_until_gone(pid, 30)
     assert pool.call(["pid"], 5) != pid
 
 
@@ -153,7 +153,7 @@ def test_close_ends_a_call_that_is_under_way(helpers: Path) -> None:
 
     def sleep() -> None:
         try:
-            pool.call(["sleep", 60], 60)
+            pool.call(["sleep", 300], 300)
         except WorkerCrashed as error:
             caught.append(error)
 
@@ -161,7 +161,7 @@ def test_close_ends_a_call_that_is_under_way(helpers: Path) -> None:
     thread.start()
     time.sleep(0.1)
     pool.close()
-    thread.join(5)
+    thread.join(30)
     assert len(caught) == 1 and gone(pid)
     with pytest.raises(WorkerCrashed, match="was closed"):
         pool.call(["echo", 1], 5)
@@ -176,7 +176,7 @@ def test_it_dies_with_a_caller_that_is_killed(helpers: Path, busy: bool) -> None
         from rftcli.rewards.worker import WorkerPool
         pool = WorkerPool("helper_for_tests")
         print(pool.call(["pid"], 5), flush=True)
-        pool.call(["hold"], 0.5) if {busy} else sys.stdin.read()
+        pool.call(["hold"], 3.0) if {busy} else sys.stdin.read()
     """)
     caller = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert caller.stdout is not None and caller.stdin is not None
@@ -187,4 +187,4 @@ def test_it_dies_with_a_caller_that_is_killed(helpers: Path, busy: bool) -> None
     caller.wait()
     caller.stdin.close()
     caller.stdout.close()
-    assert wait_until_gone(pid, 6)  # a busy one: its limit and the grace
+    assert wait_until_gone(pid, 30)  # a busy one: its limit and the grace

@@ -27,7 +27,7 @@ time.sleep(300)
 """
 
 
-def until(found: Callable[[], object], seconds: float = 20.0) -> None:
+def until(found: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < end, "it did not happen"

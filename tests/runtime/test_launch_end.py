@@ -25,12 +25,12 @@ def test_what_a_reward_has_started_goes_with_the_launcher(tmp_path: Path, first_
     """Also when the launcher itself has ended before: its group is still there."""
     script = f"sleep 600 & echo $! > {tmp_path}/pid; {'exit 0' if first_gone else 'sleep 600'}"
     launcher = subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text().strip():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     if first_gone:
-        launcher.wait(10)
+        launcher.wait(60)
     left = int((tmp_path / "pid").read_text())
     assert alive(left)
     end(launcher, OneMachine(1), None, 1.0)

@@ -169,5 +169,6 @@ def test_a_run_is_written_by_one_command_at_a_time(tmp_path: Path) -> None:
 
 def test_a_line_torn_inside_a_character_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"event": "log", "time": 1.0, "attempt": 1, "step": 0, "text": "caf\xc3\n{"event": "log", "time": 1.0, "attempt": 1, "step": 0, "text": "ok"}\n')
+    begins = b'{"event": "log", "time": 1.0, "attempt": 1, "step": 0, "text": '
+    path.write_bytes(begins + b'"caf\xc3\n' + begins + b'"ok"}\n')
     assert [event.text for event in read_events(path) if isinstance(event, Logged)] == ["ok"]

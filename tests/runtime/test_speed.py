@@ -21,6 +21,9 @@ def test_no_row_is_hidden_by_one_before_it():
         assert not any(earlier in part for earlier, _ in speed.TERAFLOPS[:index]), part
 
 
-@pytest.mark.parametrize(("name", "teraflops"), [("NVIDIA H200", 989), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L40S", 362)])
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [("NVIDIA H200", 989), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA L40S", 362)],
+)
 def test_cards(name, teraflops):
     assert speed.peak_flops(name) == teraflops * 1e12

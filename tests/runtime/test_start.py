@@ -243,11 +243,11 @@ def a_rank(run: RunDir, pid: int, started: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["running", "failed"])
-@pytest.mark.parametrize("heartbeat", [time.time(), 0.0])
-def test_a_run_with_a_living_rank(run: RunDir, status: str, heartbeat: float) -> None:
+@pytest.mark.parametrize("age_seconds", [0.0, 1e6])
+def test_a_run_with_a_living_rank(run: RunDir, status: str, age_seconds: float) -> None:
     """Whatever its state says and however old its heartbeat is: a rank that still runs would write over the new attempt."""
     stands(run, status, step=4)
-    run.write_state(State(status=status, step=4, attempt=1, heartbeat=heartbeat))
+    run.write_state(State(status=status, step=4, attempt=1, heartbeat=time.time() - age_seconds))
     a_rank(run, os.getpid(), process_start(os.getpid()))
     error = refused(run)
     assert "is running (attempt 1, step 4)" in error.message and "stop it first" in str(error.hint)

@@ -190,7 +190,8 @@ def test_the_step_lines_own_numbers() -> None:
     def work(world: ThreadWorld) -> tuple[dict[str, Any], int]:
         peaks = {"rollout": 1.0 + world.rank, "learn": 9.0 - world.rank}
         job: Any = SimpleNamespace(
-            world=world, totals=Totals(tokens=100), kl_coefficient=0.25, info={"parameters": 10}, device=torch.device("cpu"), watch=SimpleNamespace(lap=lambda: laps[world.rank], peaks=lambda: peaks),
+            world=world, totals=Totals(tokens=100), kl_coefficient=0.25, info={"parameters": 10}, device=torch.device("cpu"),
+            watch=SimpleNamespace(lap=lambda: laps[world.rank], peaks=lambda: peaks),
             source=SimpleNamespace(next_draw=6, passes=lambda draw: draw / 4), roles=SimpleNamespace(policy=SimpleNamespace(version=3)),
         )  # fmt: skip
         records = [SampleRecord(draw=0, sample=n, label="a", reward=n, parts=(), tokens=2, prompt_tokens=3, finish=FinishReason.STOP) for n in (0, 1)]

@@ -35,7 +35,10 @@ def test_docstring_examples() -> None:
         ({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4, 3, 4)),  # nothing is said of nodes: one
         ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, (3, 4, 1, 2)),
         ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, (2, 4, 0, 2)),
-        ({f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "1"), ("SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))}, (1, 2, 1, 2)),
+        (
+            {f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "1"), ("SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))},
+            (1, 2, 1, 2),
+        ),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2, 1, 2)),
     ],
 )

@@ -30,7 +30,7 @@ def rank(attempt: AttemptDir) -> Iterator[Callable[..., subprocess.Popen[bytes]]
     started = []
 
     def start(number: int, node: str = "a") -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         record = {"pid": process.pid, "started": process_start(process.pid), "time": 0.0, "host": f"host-{node}", "node": node}
         (attempt.ranks / f"rank_{number}.json").write_text(json.dumps(record))
         started.append(process)
@@ -43,7 +43,7 @@ def rank(attempt: AttemptDir) -> Iterator[Callable[..., subprocess.Popen[bytes]]
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
@@ -88,7 +88,7 @@ def test_a_machine_that_falls_silent(attempt: AttemptDir) -> None:
 
 def test_a_command_that_falls_silent(attempt: AttemptDir) -> None:
     """Its ranks do not outlive it: nobody would hear of them any more."""
-    warden, watch = Warden(attempt, "a", silent_seconds=0.3), FarWatch(attempt, 1, 1)
+    warden, watch = Warden(attempt, "a", silent_seconds=2.0), FarWatch(attempt, 1, 1)
     watch.look()
     warden.look()
     assert not warden.over

@@ -137,7 +137,8 @@ def test_groups_lie_together_and_their_prompt_stands_once(made: SimpleNamespace)
     assert [(int(item.token_ids[0]) - 1, len(item.mask)) for item in by] == [(1, 6), (1, 5), (0, 3), (0, 2), (2, 1), (2, 1)]
     parts = batches.micro_batches(by, plan, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
     assert [part.num_sequences for part in parts] == [2, 4] and [part.input_ids.numel() for part in parts] == [21, 27]
-    assert parts[0].input_ids.tolist() == [[2] * 10 + [54] * 6 + [51] * 5] and parts[0].position_ids[0, 10:].tolist() == [*range(10, 16), *range(10, 15)]
+    assert parts[0].input_ids.tolist() == [[2] * 10 + [54] * 6 + [51] * 5]
+    assert parts[0].position_ids[0, 10:].tolist() == [*range(10, 16), *range(10, 15)]
     assert parts[0].select.tolist() == [9, *range(10, 15), 9, *range(16, 20)]
     assert [int(token) for part in parts for token in part.target_ids] == [54] * 6 + [51] * 5 + [53] * 3 + [50] * 2 + [52, 55]
 

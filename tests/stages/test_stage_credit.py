@@ -94,7 +94,8 @@ def log_probs(made: SimpleNamespace, *sets: str, size: int = 1) -> list[Any]:
         mine = groups if world.size == 1 else [groups[:2], groups[2:]][world.rank]
         roles = Roles(policy=policy, reference=reference if "algorithm.kl.coefficient=0.1" in sets else None)
         found = credit(collected(mine[:1], mine[1:]), roles, plan, world, pad_id=0, device=made.cpu)
-        return [item for mini_batch in found.mini_batches for item in mini_batch], len(policy.seen), len(reference.seen), policy.table.grad, reference.naps
+        items = [item for mini_batch in found.mini_batches for item in mini_batch]
+        return items, len(policy.seen), len(reference.seen), policy.table.grad, reference.naps
 
     return [work(SoloWorld())] if size == 1 else made.on_ranks(size, work)
 

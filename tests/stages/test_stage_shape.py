@@ -192,8 +192,8 @@ def test_what_only_some_lines_of_the_samples_have(made: SimpleNamespace) -> None
 
 @pytest.mark.parametrize(
     ("how", "weights", "expected"),
-    [("sum", (0.5, 0.25, -1.0), 0.75), ("product", (0.5, 0.5), 0.25), ("min", (0.5, 0.2), 0.2), ("gate", (1.0, 0.5, 0.25), 0.75), ("python", (3.0,), 1.0),
-     ("product", (1.0, -1.0), None), ("sum", (-1.0,), None)],
+    [("sum", (0.5, 0.25, -1.0), 0.75), ("product", (0.5, 0.5), 0.25), ("min", (0.5, 0.2), 0.2), ("gate", (1.0, 0.5, 0.25), 0.75),
+     ("python", (3.0,), 1.0), ("product", (1.0, -1.0), None), ("sum", (-1.0,), None)],
 )  # fmt: skip
 def test_full_marks_of_every_way_to_combine(how: str, weights: tuple[float, ...], expected: float | None) -> None:
     parts = tuple(PartSpec(name=str(index), kind="rule", target="exact", weight=weight) for index, weight in enumerate(weights))

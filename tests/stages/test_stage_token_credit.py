@@ -28,7 +28,9 @@ class Worth:
         return self.table[batch.target_ids]
 
 
-def run(made: SimpleNamespace, groups: Sequence[Group], *sets: str, size: int = 1, values: Sequence[float] = (0.0,) * 10, **arguments: Any) -> list[Credited]:
+def run(
+    made: SimpleNamespace, groups: Sequence[Group], *sets: str, size: int = 1, values: Sequence[float] = (0.0,) * 10, **arguments: Any
+) -> list[Credited]:
     """Credit on each of `size` ranks; the policy's log-prob of token t is -t/10, the reference's -t/5 where the recipe has a KL term."""
     plan = made.plan("batch.micro_batch_size=2", "rollout.max_new_tokens=6", *sets)
 

@@ -172,7 +172,7 @@ def test_groups_that_cannot_be_scored_are_refilled_and_their_failures_counted(ma
 
 
 def test_a_rank_that_is_full_waits_for_the_others(made: SimpleNamespace) -> None:
-    """Refills of one rank's places alone: the others make the same rounds and call their engine for nothing, because it may be one over several ranks."""
+    """Refills of one rank's places alone: the others make the same rounds and call their engine for nothing, as it may be one over several ranks."""
     calls: list[int] = []
 
     class Counted(FakeSampler):

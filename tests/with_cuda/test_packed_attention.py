@@ -1,4 +1,4 @@
-"""Torch's flash kernels over packed rows, with prompts that are shared and without, against float64: outputs, log-sum-exps, gradients, whole models."""
+"""Torch's flash kernels over packed rows, with shared prompts and without, against float64: outputs, log-sum-exps, gradients, whole models."""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ class Batch(Section):
         "auto", description="Tokens of one pass of one rank, padding included; a completion that is longer goes alone."
     )
     layout: Literal["auto", "padded", "packed"] = Field(
-        "auto", description="Whether the completions of a micro-batch lie in padded rows or one after another in a single row; `auto` packs where attention does."
+        "auto",
+        description="Whether the completions of a micro-batch lie in padded rows or one after another in a single row; `auto` packs where "
+        "attention does.",
     )
     share_prompts: Literal["auto"] | bool = Field(
         "auto", description="Whether a group's prompt goes through the model once in a micro-batch; `auto`: in packed rows, where it saves a tenth."
