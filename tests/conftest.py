@@ -2,9 +2,11 @@
 
 import gc
 import os
+import sys
 
 gc.disable()  # until the tests are collected: what imports make stays, and looking through it again and again is a third of the time
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a whole run is three processes and more, and each would compile the package anew
+sys.dont_write_bytecode = True  # but not of modules that tests write, and write again within a second
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")

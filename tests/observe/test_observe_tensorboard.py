@@ -1,6 +1,7 @@
 """TensorBoard files, read back with TensorBoard's own reader."""
 
 import math
+import time
 
 import pytest
 
@@ -83,6 +84,9 @@ def test_after_a_resume_the_last_attempt_wins_and_nothing_is_lost(tmp_path, step
             if step % 2 == 0:
                 board.see(_eval(step, attempt, attempt / 4))
         board.close()
+        written_at = int(time.time())
+        while int(time.time()) == written_at:  # TensorBoard reads files in the order of their names, which have seconds
+            time.sleep(0.02)
     written = read(tmp_path / "tensorboard")
     assert written["policy/kl"] == [(s, 1.0) for s in range(1, 9)] + [(s, 2.0) for s in range(9, 15)]
     assert written["eval/gsm8k/mean@1"] == [(s, 0.25) for s in (2, 4, 6, 8)] + [(s, 0.5) for s in (10, 12, 14)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "judge.j2").write_text("Rate {{ completion }}")
     (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}")
     (tmp_path / "kept_scorer_for_tests.py").write_text(SOURCE)
+    sys.modules.pop("kept_scorer_for_tests", None)  # that of another test, from another folder
     return tmp_path
 
 

@@ -31,7 +31,9 @@ def test_a_secret_of_the_environment_reaches_no_file_of_a_tracker(tmp_path: Path
     trackers.start()
     try:
         (child,) = (one for one in psutil.Process().children() if one.pid not in before)
-        line = " ".join(child.cmdline())
+        deadline = time.monotonic() + 60
+        while "rftcli.observe.tracker" not in (line := " ".join(child.cmdline())) and time.monotonic() < deadline:
+            time.sleep(0.01)  # it has only just been forked
         assert "team ***" in line and SECRET not in line
         with run.events.open("a") as file:
             file.write(to_line(RunEnded(time=1.0, attempt=1, step=0, status="done")) + "\n")
