@@ -1,6 +1,6 @@
 """How a step grows with samples a prompt, new tokens and prompt tokens: whole `rft train` runs of a small random model, one setting at a time.
 
-    python -m benchmarks.growth                          a CPU, two minutes; a table, and JSON under benchmarks/results/
+    python -m benchmarks.growth                          a CPU, some two minutes when nothing else runs; a table, and JSON under benchmarks/results/
     python -m benchmarks.growth --only samples
 
 Told are the median seconds of a step and of its two large parts, and the times of the setting before. Lengths are fixed: no answer ends earlier.
