@@ -78,6 +78,7 @@ class HFSampler:
     (`owns_weights`). `eos_ids` are all end tokens of the model. `pad_id` fills masked positions; any valid id will do. `batch_rows`: the most rows
     of a pass; `fixed_rows` (None: as many): rows of every pass where their number changes bits. `batch_tokens` lowers the rows of a pass so that
     rows x (padded prompt + new tokens) stay within it. `continuous`: a waiting row takes a finished one's place.
+    `rows_alike`: what an earlier engine over the same weights has found out; None: a trial does.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class HFSampler:
         device: torch.device | str,
         width_bucket: int = 16,
         owns_weights: bool,
+        rows_alike: bool | None = None,
     ) -> None:
         assert batch_rows >= 1 and width_bucket >= 1, (batch_rows, width_bucket)
         self.version = 0
@@ -110,7 +112,7 @@ class HFSampler:
         self._width_bucket = width_bucket
         self._owns_weights = owns_weights
         self._linears = Linears(module, self._device)
-        self._any_rows: bool | None = None
+        self.rows_alike = rows_alike
         """Whether a row's bits are the same in passes of any number of rows; None: not tried yet."""
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(module.forward).parameters else {}
 
@@ -132,8 +134,8 @@ class HFSampler:
                 rules=rules_of(settings, rule.ids, self._tokenizer, self._device),
                 products=self._linears.taken(passes=settings.max_new_tokens),
             )
-            if self._any_rows is None:
-                self._any_rows = self._linears.alike and self._rows_are_alike(call)
+            if self.rows_alike is None:
+                self.rows_alike = self._linears.alike and self._rows_are_alike(call)
             waiting: dict[int, list[Row]] = {}
             for row in rows:
                 finish = rule.finished(row.ids, row.request.limit)
@@ -179,7 +181,7 @@ class HFSampler:
 
     def pass_rows(self, width: int, settings: SamplingSettings) -> int:
         """The most rows of a decode pass over prompts of this width: a function of the settings and the width alone, never less than eight."""
-        most = self._batch_rows if self._any_rows else self._fixed_rows
+        most = self._batch_rows if self.rows_alike else self._fixed_rows
         if self._batch_tokens is None:
             return most
         fitting = self._batch_tokens // (width + settings.max_new_tokens) // VECTOR_ROWS * VECTOR_ROWS
@@ -187,12 +189,12 @@ class HFSampler:
 
     def _places(self, rows: int, most: int) -> int:
         """Rows of a pass for so many: in eights, or always the most."""
-        return min(most, _in_eights(rows)) if self._any_rows else most
+        return min(most, _in_eights(rows)) if self.rows_alike else most
 
     @property
     def _prompts_at_once(self) -> int | None:
         """Prompts of every pass over prompts; None: as many as fit."""
-        if self._any_rows:
+        if self.rows_alike:
             return None
         return PREFILL_ROWS_CPU if self._device.type == "cpu" else PREFILL_ROWS_ACCELERATOR
 
@@ -355,7 +357,7 @@ class HFSampler:
             self._step(batch, (owner * 5 + 1) % words, call)
             return prompts.scores, batch.scores
 
-        self._any_rows = True
+        self.rows_alike = True
         owners = [row % TRIAL_PROMPTS for row in range(_in_eights(min(most, TRIAL_ROWS)))]
         together, many = scores(range(TRIAL_PROMPTS), owners)
         first, last = (scores(range(TRIAL_PROMPTS), some)[1] for some in (owners[:VECTOR_ROWS], owners[-VECTOR_ROWS:]))

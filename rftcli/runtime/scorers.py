@@ -255,6 +255,7 @@ class JudgeScorer(_ModelScorer):
         super().__init__(spec, held, world, warn)
         assert spec.prompt is not None and spec.read is not None
         self._question, self._reading = judge_template(spec.prompt), spec.read
+        self._rows_alike: bool | None = None  # its weights stand still: one trial of the engine holds for all calls
         tokenizer = self._texts.tokenizer
         self._pad = pad_id(tokenizer)
         self._words = {} if spec.read.token is None else _token_ids(tokenizer, held.config, (spec.read.token, *spec.read.against), spec.name)
@@ -288,10 +289,12 @@ class JudgeScorer(_ModelScorer):
             engine = HFSampler(
                 module, self._texts.tokenizer, eos_ids(self._held.config, self._held.generation, self._texts.tokenizer), pad_id=self._pad,
                 batch_rows=JUDGE_ROWS, batch_tokens=self._weights.batch_tokens, device=self._held.device, owns_weights=False,
+                rows_alike=self._rows_alike,
             )  # fmt: skip
             try:
                 for completion in engine.generate(requests, settings):
                     told[completion.prompt.row][completion.sample] = completion
+                self._rows_alike = engine.rows_alike
             except RftError as error:
                 failure: Exception = ValueError(f"the judge gives no reply: {error.message}")
                 return [self._mean(replies) if len(replies) == self._spec.samples else failure for replies in told.values()]
