@@ -1,8 +1,8 @@
 """A command that serves a judge where a run tells it to: `python fake_judge_command.py MODEL --host H --port N --served-model-name NAME ...`
 
 It answers every question with how long it is, tells of every given id the log-prob -id / 8, and writes down what it was
-started with. As its model's name says, it does not start (`broken`), ends itself at its third question (`mortal`) or answers none (`silent`). Standard
-library alone, so that it is up at once.
+started with. As its model's name says, it does not start (`broken`), ends itself at its third question (`mortal`) or answers none (`silent`).
+Standard library alone, so that it is up at once.
 """
 
 from __future__ import annotations
