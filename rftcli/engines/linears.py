@@ -24,6 +24,9 @@ SMALL_NUMBERS = 2**15
 WORTH_PACKING_PASSES = 16
 """Packing costs as much as a few passes."""
 
+OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
+"""Torch's doors to oneDNN, which are not among what it promises to keep."""
+
 Product = Callable[[Tensor], Tensor]
 
 
@@ -31,7 +34,7 @@ class Linears:
     """The linear layers of a module that can compute in this way. Found once; the weights are looked at anew in every `taken`."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        usable = device.type == "cpu" and torch.backends.mkldnn.is_available()
+        usable = device.type == "cpu" and torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS)
         layers = [layer for layer in module.modules() if usable and type(layer) is nn.Linear and "forward" not in vars(layer)]
         self._layers = [layer for layer in layers if layer.weight.dtype == torch.float32]
         tables = [layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding)]

@@ -48,6 +48,11 @@ def test_layers_are_as_they_were_afterwards_and_take_the_weights_of_their_time()
 def test_which_models_have_no_other_matrices(kit) -> None:
     assert Linears(kit.build_llama(VOCAB), CPU).alike
     assert not Linears(kit.build_gpt2(VOCAB), CPU).alike  # its projections are another layer
+
+
+def test_without_these_operators_passes_are_as_before(kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rftcli.engines.linears.OPERATORS", ("_of_another_torch",))
+    assert not Linears(kit.build_llama(VOCAB), CPU).alike
     assert not Linears(kit.build_llama(VOCAB).bfloat16(), CPU).alike
     assert not Linears(kit.build_llama(VOCAB), torch.device("cuda")).alike
     mixed = kit.build_llama(VOCAB)
