@@ -131,7 +131,7 @@ def _load_models(
 
 def _scorers(loaded: LoadedRecipe, labels: Mapping[str, Sequence[PartSpec]], *, models: bool) -> tuple[tuple[ScorerSpec, ...], str]:
     """(what the parts ask, device): as on one rank, of the GPU that is there or of the CPU; judges to be started have all GPUs where no model is
-    loaded on one. Without `models` nothing is looked up on the hub."""
+    loaded on one. Nothing is looked up on the hub where nothing is loaded here."""
     recipe = loaded.recipe
     asked = {part.target for parts in labels.values() for part in parts if part.kind == "model"}
     if not asked:
@@ -142,7 +142,7 @@ def _scorers(loaded: LoadedRecipe, labels: Mapping[str, Sequence[PartSpec]], *, 
     ranks = 0 if machine.gpus and not loads else 1
     world = WorldPlan(ranks=ranks, device=device, backend=backend, threads_per_rank=1)
     problems: list[Problem] = []
-    known = scorer_facts(loaded, problems, os.environ, hub=models)
+    known = scorer_facts(loaded, problems, os.environ, hub=models and loads)
     wrong: list[PlanProblem] = []
     specs = scorer_plans(recipe, Facts(machine=machine, model=ModelFacts(path=""), ranks=ranks), world, known, wrong, [])
     problems += [loaded.problem(one.path, one.message, reason=one.reason, hint=one.hint) for one in wrong]
