@@ -42,6 +42,7 @@ class Judges:
         started them tells others that one is gone; None: nobody else asks."""
         self._owners = {spec.name: owner(specs, spec) for spec in specs if spec.start is not None}
         self._own, self._told, self._notes, self._over = dict(own), dict(told), notes, threading.Event()
+        self._noting = threading.Lock()
         if any(not servers.beside for servers in own.values()) and notes is not None:
             notes.mkdir(parents=True, exist_ok=True)
             threading.Thread(target=self._watch, name="judge-watch", daemon=True).start()
@@ -102,7 +103,9 @@ class Judges:
             return note.read_text(encoding="utf-8") if note is not None and note.is_file() else None
         words = self._own[name].last_words()
         if words is not None and note is not None and not self._over.is_set():
-            write_text(note, words)  # before this rank ends by it
+            with self._noting:  # who watches and who scores see it at once
+                if not note.is_file():
+                    write_text(note, words)  # before this rank ends by it
         return words
 
     def _watch(self) -> None:

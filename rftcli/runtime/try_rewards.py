@@ -83,10 +83,11 @@ def try_rewards(
     own = {"combine": plan.combine, "score_prefill": plan.score_prefill, "search_path": [folder], "desk": desk}
     asked = [spec for spec in specs if models or not _is_model(spec)]
     with closing(RewardTable(labels, **own)) as table, _judges(asked) as judges:
-        if models and any(_is_model(spec) for spec in specs):
+        if models and any(spec.service is None for spec in specs):
             _load_models(desk, specs, loaded, folder, device, say, judges, with_front=shown)
         else:
-            desk.fill(without_models([replace(spec, service=None) if _is_model(spec) else spec for spec in specs]))
+            left = without_models([replace(spec, service=None) for spec in specs if spec not in asked])
+            desk.fill({**left, **{spec.name: judges.asked(spec, 1) for spec in asked}})
         samples = sorted(table.score(iter(found)), key=_order(found))
     shaping, notes = _shaping(loaded)
     tried = []
