@@ -45,9 +45,9 @@ def finish(run: RunDir, outcome: Outcome, *, as_json: bool) -> int:
     if state.status == "failed":
         talk.say(f"error: the run failed at step {state.step}: {state.cause}")
         if run.committed_checkpoints() and outcome.exit_code != EXIT_RESUME:
-            talk.say(f"hint: `rft resume {run.path}` goes on from {run.committed_checkpoints()[-1].name}")
+            talk.say(f"hint: `rft resume {run.quoted}` goes on from {run.committed_checkpoints()[-1].name}")
     elif state.status == "stopped":
         talk.say(state.cause or "stopped")
         if run.committed_checkpoints():
-            talk.say(f"`rft resume {run.path}` goes on")
+            talk.say(f"`rft resume {run.quoted}` goes on")
     return outcome.exit_code
