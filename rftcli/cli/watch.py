@@ -40,7 +40,9 @@ def finish(run: RunDir, outcome: Outcome, *, as_json: bool) -> int:
                 history.see(event)
             print(summary(history, run.path))
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head`: whoever read has gone, the run's outcome has not
+    except OSError as error:  # `| head`, a closed terminal: whoever read has gone, the run's outcome has not
+        if error.errno not in talk.NOBODY_READS:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if state.status == "failed":
         talk.say(f"error: the run failed at step {state.step}: {state.cause}")
