@@ -39,7 +39,7 @@ def status(
     if as_json:
         talk.data({"run_dir": str(run.path), **to_data(state), "dead": dead is not None, "steps": steps, **_newest_of(events)})
         return 0
-    word = state.status if dead is None else f"dead ({dead}; `rft resume {run.path}`)"
+    word = state.status if dead is None else f"dead ({dead}; `rft resume {run.quoted}`)"
     lines = [str(run.path), f"{word}, step {state.step}{f' of {steps}' if steps else ''}, attempt {state.attempt}", *_numbers(events)]
     print(talk.plain("\n".join(lines + ([state.cause] if state.cause else []))))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -26,13 +25,18 @@ Json = Annotated[bool, typer.Option("--json", help="Data as JSON on stdout, talk
 Ranks = Annotated[int | None, typer.Option("--ranks", help="Processes on the CPU (GPUs are left alone).", min=1)]
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 """What the file system says about a path that a person gave or took away; anything else is looked at with its traceback."""
+NOBODY_READS = (errno.EPIPE, errno.EIO)
+"""What is said where the other end of a pipe, or the terminal, is gone."""
 Gpus = Annotated[int | None, typer.Option("--gpus", help="GPUs to use; default: all.", min=1)]
 
 
 def say(text: str) -> None:
     """Talk goes to stderr. Names and errors in it may come from anywhere: what would steer a terminal is taken out here."""
-    with contextlib.suppress(BrokenPipeError):
+    try:
         print(plain(text), file=sys.stderr, flush=True)
+    except OSError as error:
+        if error.errno not in NOBODY_READS:
+            raise
 
 
 def plain(text: str) -> str:

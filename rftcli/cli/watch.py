@@ -40,14 +40,16 @@ def finish(run: RunDir, outcome: Outcome, *, as_json: bool) -> int:
                 history.see(event)
             print(summary(history, run.path))
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head`: whoever read has gone, the run's outcome has not
+    except OSError as error:  # `| head`, a closed terminal: whoever read has gone, the run's outcome has not
+        if error.errno not in talk.NOBODY_READS:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if state.status == "failed":
         talk.say(f"error: the run failed at step {state.step}: {state.cause}")
         if run.committed_checkpoints() and outcome.exit_code != EXIT_RESUME:
-            talk.say(f"hint: `rft resume {run.path}` goes on from {run.committed_checkpoints()[-1].name}")
+            talk.say(f"hint: `rft resume {run.quoted}` goes on from {run.committed_checkpoints()[-1].name}")
     elif state.status == "stopped":
         talk.say(state.cause or "stopped")
         if run.committed_checkpoints():
-            talk.say(f"`rft resume {run.path}` goes on")
+            talk.say(f"`rft resume {run.quoted}` goes on")
     return outcome.exit_code

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def samples_file(run_dir: Path, *, step: int | None, evals: bool) -> Path:
     what = "evaluation samples" if evals else "samples"
     if not there:
         other = steps_on_disk(run_dir, evals=not evals)
-        hint = f"`rft samples {run_dir}{'' if evals else ' --eval'}` shows the others" if other else "name a run directory"
+        hint = f"`rft samples {shlex.quote(str(run_dir))}{'' if evals else ' --eval'}` shows the others" if other else "name a run directory"
         raise UsageError(f"{run_dir} has no {what}" if run_dir.is_dir() else f"there is no run directory {run_dir}", hint=hint)
     if step is None:
         return there[max(there)]

@@ -135,6 +135,17 @@ def _check_size(start: StartSpec, key: str, facts: Facts, problems: list[PlanPro
         problems.append(PlanProblem(path=key, message=message, hint="more GPUs for one copy, or `placement.options: {quantization: ...}`"))
 
 
+def check_length(spec: ScorerSpec, section: ScorerModel, model: ModelFacts | None, problems: list[PlanProblem]) -> None:
+    """vLLM starts with no longer sequences than the checkpoint's, unless it is told that the checkpoint takes them."""
+    most = None if model is None else model.max_positions
+    if section.max_tokens is None or most is None or spec.start is None or "hf_overrides" in spec.start.options:
+        return
+    longest = section.max_tokens + section.max_new_tokens
+    if longest > most:
+        message = f"max_tokens {section.max_tokens} + max_new_tokens {section.max_new_tokens} = {longest} positions, the model has {most}"
+        problems.append(PlanProblem(path=f"models.scorers.{spec.name}.max_tokens", message=message, hint=f"the sum is at most {most}"))
+
+
 def with_server(
     plan: TeacherPlan | None, recipe: Recipe, facts: Facts, world: WorldPlan, known: ModelFacts | None, problems: list[PlanProblem]
 ) -> TeacherPlan | None:  # fmt: skip

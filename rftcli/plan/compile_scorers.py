@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rftcli.plan import memory
-from rftcli.plan.compile_judges import beside_gib, start_of, with_gpus
+from rftcli.plan.compile_judges import beside_gib, check_length, start_of, with_gpus
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ScorerFacts
 from rftcli.plan.plan import WorldPlan
@@ -34,7 +34,9 @@ def scorer_plans(
     found = [_scorer(recipe, name, facts, world, known.get(name, ScorerFacts()), notes) for name in recipe.models.scorers if name in used]
     specs = with_gpus(_kept_or_offloaded(recipe, found, facts, world, notes), recipe, facts, world, problems)
     for spec in specs:
-        if spec.weights is not None and spec.weights.max_tokens is not None:
+        if spec.start is not None:
+            check_length(spec, recipe.models.scorers[spec.name], known.get(spec.name, ScorerFacts()).model, problems)
+        elif spec.weights is not None and spec.weights.max_tokens is not None:
             model = known.get(spec.name, ScorerFacts()).model
             most = None if model is None else model.max_positions
             if most is not None and spec.weights.max_tokens > most:

@@ -21,6 +21,7 @@ FIXED = {
     "host": "the run finds its own servers", "port": "a free one is chosen and held", "uds": "a free port is chosen and held",
     "served_model_name": "the run knows its own servers by it", "api_key": "the run itself asks, without one",
     "root_path": "the run finds its own servers", "ssl_keyfile": "the run finds its own servers", "ssl_certfile": "the run finds its own servers",
+    "pipeline_parallel_size": "`tensor_parallel` says how many GPUs share one copy",
     "data_parallel_size": "`gpus` with a smaller `tensor_parallel` starts several servers",
     "generation_config": "temperature and length are the recipe's",
 }  # fmt: skip
@@ -71,11 +72,11 @@ def arguments(options: dict[str, object], here: KeyPath, owned: dict[str, str], 
     """Of `vllm serve`, which the section at `here` has. `owned`: argument -> key of the section at `model` for it."""
     shown = ".".join(map(str, model))
     for name in options:
-        path = (*here, "options", name)
-        if name in owned:
-            yield Finding(path=path, message=f"has a key of its own: `{shown}.{owned[name]}`", at_key=True)
-        elif name in FIXED:
-            yield Finding(path=path, message=f"`{name}` is not to be chosen", reason=FIXED[name], at_key=True)
+        path, argument = (*here, "options", name), name.replace("-", "_")  # a command line takes both
+        if argument in owned:
+            yield Finding(path=path, message=f"has a key of its own: `{shown}.{owned[argument]}`", at_key=True)
+        elif argument in FIXED:
+            yield Finding(path=path, message=f"`{name}` is not to be chosen", reason=FIXED[argument], at_key=True)
 
 
 def _template(scorer: ScorerModel, here: KeyPath) -> Iterator[Finding]:

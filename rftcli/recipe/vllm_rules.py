@@ -97,11 +97,11 @@ def adapter(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 
 def options_of(engine: str, options: Mapping[str, Any], owned: Mapping[str, str], fixed: Mapping[str, str]) -> Iterator[Finding]:
     for name in options:
-        path = ("rollout", engine, "options", name)
-        if name in owned:
-            yield Finding(path=path, message=f"has a key of its own: `{owned[name]}`", at_key=True)
-        elif name in fixed:
-            yield Finding(path=path, message=f"`{name}` is not to be chosen", reason=fixed[name], at_key=True)
+        path, argument = ("rollout", engine, "options", name), name.replace("-", "_")  # a server's command line takes both
+        if argument in owned:
+            yield Finding(path=path, message=f"has a key of its own: `{owned[argument]}`", at_key=True)
+        elif argument in fixed:
+            yield Finding(path=path, message=f"`{name}` is not to be chosen", reason=fixed[argument], at_key=True)
 
 
 def compared(engine: str, section: VllmEngine | SglangEngine) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -185,10 +186,11 @@ def _agree(world: World, failure: str | None, fresh: Path, target: Path, need: i
 def refusal(failures: Sequence[str | None], target: Path, need: int | None) -> RftError:
     """What every rank raises, from what went wrong on each (None: nothing)."""
     rank, text = next((rank, text) for rank, text in enumerate(failures) if text is not None)
+    folder, run = (shlex.quote(str(path)) for path in (target.parent, target.parent.parent))
     room = "" if need is None else f"; a checkpoint takes about {need / GIB:.3g} GiB, {disk.free_text(target.parent)}"
     return RftError(
         f"the checkpoint {target.name} could not be written: rank {rank}: {text}{room}",
-        hint=f"free space (`df -h {target.parent}`), then `rft resume {target.parent.parent}`: earlier checkpoints are whole",
+        hint=f"free space (`df -h {folder}`), then `rft resume {run}`: earlier checkpoints are whole",
     )
 
 
@@ -269,4 +271,4 @@ def older(folder: Path) -> str | None:
     """The way out of a damaged checkpoint: the next older whole one."""
     run = RunDir(folder.parent.parent)
     older = [step_number(item) for item in run.committed_checkpoints() if item.name < folder.name]
-    return f"`rft resume {run.path} --step {max(older)}` goes on from the checkpoint before" if older else None
+    return f"`rft resume {run.quoted} --step {max(older)}` goes on from the checkpoint before" if older else None

@@ -71,7 +71,7 @@ def at_rest(run: RunDir) -> Iterator[None]:
     state = run.read_state()
     if state is None:
         raise UsageError(f"{run.path} is not a run directory (no state.json)")
-    running = UsageError(f"{run.path} is running (step {state.step})", hint=f"`rft status {run.path}`; stop it first")
+    running = UsageError(f"{run.path} is running (step {state.step})", hint=f"`rft status {run.quoted}`; stop it first")
     if (state.status == "running" and why_dead(run, state) is None) or attempt_lives(run.attempt(run.last_attempt())):
         raise running
     with contextlib.ExitStack() as held:

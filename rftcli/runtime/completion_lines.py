@@ -38,7 +38,7 @@ class Line:
 def read_lines(path: Path) -> Iterator[Line]:
     """The lines with a `completion` (a run's samples have more), empty ones left out. UsageError with file and line of one that cannot be used."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for number, text in enumerate(file, start=1):
                 if text.strip():
                     yield _line(f"{path}:{number}", text)
@@ -50,7 +50,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def _line(place: str, text: str) -> Line:
     try:
-        record = json.loads(text)
+        record = json.loads(text.strip())
     except ValueError as error:
         raise UsageError(f"{place}: not JSON: {error}", hint=FORM) from None
     if not isinstance(record, dict) or "completion" not in record:
@@ -58,6 +58,8 @@ def _line(place: str, text: str) -> Line:
     for key, (words, types) in TYPES.items():
         if key in record and (not isinstance(record[key], types) or isinstance(record[key], bool)):
             raise UsageError(f"{place}: `{key}` must be {words}, got {json.dumps(record[key])}", hint=FORM)
+    if record.get("tokens", 0) < 0:
+        raise UsageError(f"{place}: `tokens` must be at least 0, got {record['tokens']}", hint=FORM)
     finish, known = record.get("finish", "stop"), [str(reason) for reason in FinishReason]
     if finish not in known:
         raise UsageError(f"{place}: `finish` is {json.dumps(finish)}", hint=f"one of {', '.join(known)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,8 @@ def told(error: BaseException, run: Path) -> BaseException:
 
 
 def way_out(run: Path) -> str:
-    return f"free space (`df -h {run}`), then `rft resume {run}`: checkpoints that were committed are whole"
+    where = shlex.quote(str(run))
+    return f"free space (`df -h {where}`), then `rft resume {where}`: checkpoints that were committed are whole"
 
 
 def free_bytes(path: Path) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -59,6 +60,8 @@ class EngineProcess:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: HeldPort) -> None:
         self.log, self._port = log, port
+        self.no_program = shutil.which(command[0], path=environment.get("PATH")) is None
+        """Is there none of the command's first word?"""
         with log.open("ab") as file:
             self._guard = subprocess.Popen(
                 [sys.executable, "-m", "rftcli.runtime.engine_guard", *command],

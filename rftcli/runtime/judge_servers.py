@@ -37,6 +37,7 @@ CONTROL_SECONDS = 30.0
 SLEEP_SECONDS = 300.0
 """For weights on their way to CPU memory and back."""
 HINT = "memory and arguments are `placement.memory_share` and `placement.options`, a judge's longest question is `max_tokens`; then `rft resume`"
+NO_PROGRAM = "`placement.command` starts with a program that is there"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class JudgeServers:
                     self._rest(wire, server)
                 except RftError as error:
                     message = f"{self._what} ({self._start.given}): {error.message}{process.end_of_log()}"
-                    raise type(error)(message, hint=error.hint or HINT) from error
+                    raise type(error)(message, hint=error.hint or (NO_PROGRAM if process.no_program else HINT)) from error
         finally:
             wire.close()
 
@@ -161,7 +162,7 @@ def started(specs: Sequence[ScorerSpec], folder: Path, by: Starter, *, apart: bo
                 found[spec.name] = JudgeServers(spec.name, spec.start, folder, by)
     except OSError as error:
         end_all(found)
-        raise RftError(f"a judge's server cannot be started: {error}", hint="`placement.command` starts with a program that is there") from error
+        raise RftError(f"a judge's server cannot be started: {error}", hint=NO_PROGRAM) from error
     return found
 
 

@@ -165,7 +165,7 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests,
     """
     state = run.read_state()
     if state is None:
-        hint = f"`rft resume {run.path}` goes on from its newest checkpoint" if run.committed_checkpoints() else None
+        hint = f"`rft resume {run.quoted}` goes on from its newest checkpoint" if run.committed_checkpoints() else None
         raise RftError(f"{run.state_file} was removed while the run was going", hint=hint)
     if state.status == "running":
         if not stops.now and not way.abandoned and first_exit_code(attempt) is None:

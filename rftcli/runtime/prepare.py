@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def recipe_path(given: Path) -> Path:
     if not given.is_file() and str(given) in names:
         return names[str(given)]
     if (given / "state.json").is_file():
-        hint = f"`rft resume {given}` goes on with it; its recipe is {given / 'recipe.yaml'}"
+        hint = f"`rft resume {shlex.quote(str(given))}` goes on with it; its recipe is {given / 'recipe.yaml'}"
         raise UsageError(f"{given} is a run directory, not a recipe", hint=hint)
     if given.exists() or given.suffix or len(given.parts) > 1:
         return given

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class RunDir:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
+        self.quoted = shlex.quote(str(self.path))
+        """The path as a shell takes it, for the commands that a message names."""
         self.recipe = self.path / "recipe.yaml"
         self.resolved = self.path / "recipe.resolved.yaml"
         self.plan = self.path / "plan.json"
@@ -64,7 +67,7 @@ class RunDir:
         """Make the directory. Raises UsageError with the ways out when something is there; `again`: more than an unfinished `create` leaves."""
         unfinished = {path.name for path in (self.recipe, self.resolved, self.plan, self.manifest, self.samples, self.evals, self.checkpoints)}
         mine = {"smoke"} | (unfinished | {".lock", "attempts", "logs"} if again and not self.state_file.exists() else set())
-        going_on = f"`rft resume {self.path}` goes on with it; " if self.state_file.is_file() else ""
+        going_on = f"`rft resume {self.quoted}` goes on with it; " if self.state_file.is_file() else ""
         if self.path.exists() and (not self.path.is_dir() or any(item.name not in mine for item in self.path.iterdir())):
             raise UsageError(
                 f"{self.path} already holds something, and a run is never overwritten",
@@ -83,7 +86,7 @@ class RunDir:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise ResumeError(f"{self.path} is being written by another command", hint=f"`rft status {self.path}`; stop it first") from error
+                raise ResumeError(f"{self.path} is being written by another command", hint=f"`rft status {self.quoted}`; stop it first") from error
             yield
 
     def attempt(self, number: int) -> AttemptDir:
@@ -109,7 +112,7 @@ class RunDir:
         whole = self.committed_checkpoints()
         if not whole:
             return None
-        return f"its checkpoints are whole up to {whole[-1].name}: delete state.json, and `rft resume {self.path}` goes on from there"
+        return f"its checkpoints are whole up to {whole[-1].name}: delete state.json, and `rft resume {self.quoted}` goes on from there"
 
     def write_state(self, state: State) -> None:
         write_json(self.state_file, to_data(state))

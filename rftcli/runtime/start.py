@@ -134,7 +134,7 @@ def resumption(
         raise ResumeError(f"{run.path} is not a run directory (no state.json)", hint="`rft train RECIPE --run-dir ...` starts a run")
     last = run.last_attempt()
     if not to_fork and attempt_lives(run.attempt(last)):  # whatever state.json says: two attempts at once would write over each other
-        raise ResumeError(f"{run.path} is running (attempt {last}, step {state.step})", hint=f"`rft status {run.path}`; stop it first")
+        raise ResumeError(f"{run.path} is running (attempt {last}, step {state.step})", hint=f"`rft status {run.quoted}`; stop it first")
     if last and _mode(run.attempt(last)) == "eval":
         raise ResumeError(f"{run.path} holds an evaluation, which leaves nothing to go on with", hint="`rft eval` makes another one")
     old = _saved_plan(run.attempt(last).plan if last else run.plan)
@@ -230,7 +230,7 @@ def resume(run: RunDir, resumption: Resumption, observers: Sequence[Observer], w
     job = _job(plan, step=resumption.step, checkpoint=resumption.checkpoint, accept=resumption.accept, warnings=told)
     with run.locked():
         if run.last_attempt() != resumption.last_attempt:
-            raise ResumeError(f"{run.path} was gone on with by another command just now", hint=f"`rft status {run.path}`")
+            raise ResumeError(f"{run.path} was gone on with by another command just now", hint=f"`rft status {run.quoted}`")
         attempt = _attempt(run, plan)
         if resumption.resolved is not None:
             write_text(attempt.path / run.resolved.name, resumption.resolved)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 import psutil
@@ -51,15 +51,22 @@ def environment(environ: Mapping[str, str], rank: int, ranks: int) -> dict[str, 
 def watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait until all are gone, or the first has failed; the exit code."""
     while True:
-        codes = [process.poll() for process in processes]
-        for rank, code in enumerate(codes):
-            if code:
-                say(f"rank {rank} (pid {processes[rank].pid}) exits with return code = {code}")
-                time.sleep(LET_SPEAK_SECONDS)
-                return EXIT_FAILED
-        if all(code == 0 for code in codes):
+        failed = _say_who_failed(processes, set())
+        if failed:
+            time.sleep(LET_SPEAK_SECONDS)
+            _say_who_failed(processes, failed)
+            return EXIT_FAILED
+        if all(process.returncode == 0 for process in processes):
             return EXIT_OK
         time.sleep(LOOK_SECONDS)
+
+
+def _say_who_failed(processes: Sequence[subprocess.Popen[bytes]], told: Set[int]) -> set[int]:
+    """The ranks that have failed, all of them: one that only noticed another's end may be seen before that other. `told`: said before."""
+    failed = {rank for rank, process in enumerate(processes) if process.poll()}
+    for rank in sorted(failed - told):
+        say(f"rank {rank} (pid {processes[rank].pid}) exits with return code = {processes[rank].returncode}")
+    return failed
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = LEAVE_SECONDS) -> None:

@@ -267,8 +267,12 @@ def first_cause(attempt: AttemptDir, watch: Watch) -> str:
     spoken = {record["rank"] for record in records}
     silent = [rank for rank in watch.vanished if rank not in spoken]
     if silent:
-        rank = silent[0]
-        status = watch.statuses.get(rank, _told_by_launcher(attempt.logs / "launcher.log"))
+        rank, told = silent[0], _log_text(attempt.logs / "launcher.log")
+        asked = _ASKED.search(told)
+        if asked and not _RETURN_CODE.search(told):
+            log = attempt.log(rank)
+            return f"the launcher was asked to end by {asked[1]}, and the ranks with it; last lines of {log}:\n{_tail(log)}"
+        status = watch.statuses.get(rank, _told_by_launcher(told, watch.who(rank)))
         how = watch.lost.get(rank) or _how(status)
         return f"rank {rank} ({watch.who(rank)}) died without a word{how}; last lines of {attempt.log(rank)}:\n{_tail(attempt.log(rank))}"
     if records:
@@ -293,14 +297,20 @@ def _how(status: int | None) -> str:
 
 
 _RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
+_OF_RANK = re.compile(r"rank \d+ \((pid \d+)\) exits with return code = (-?\d+)")
+_ASKED = re.compile(r"^(SIG\w+): ending the ranks$", re.MULTILINE)
+"""The starter's words (`starter`); other launchers name no rank."""
 
 
-def _told_by_launcher(log: Path) -> int | None:
-    """Wait status of the rank that a launcher found dead, for one that its parent took away before anybody had looked. None: not told, or several
-    ends are, and nobody can say whose they are. A rank that dies without a word was killed by a signal if any rank was."""
-    if not log.is_file():
-        return None
-    codes = {int(code) for code in _RETURN_CODE.findall(log.read_text(errors="replace"))}
+def _log_text(log: Path) -> str:
+    return log.read_text(errors="replace") if log.is_file() else ""
+
+
+def _told_by_launcher(told: str, who: str) -> int | None:
+    """Wait status of the rank `who` that a launcher found dead, for one that its parent took away before anybody had looked. None: not told, or
+    several ends are, and nobody can say whose they are. A rank that dies without a word was killed by a signal if any rank was."""
+    named = _OF_RANK.findall(told)
+    codes = {int(code) for one, code in named if one == who} if named else {int(code) for code in _RETURN_CODE.findall(told)}
     likely = {code for code in codes if code < 0} or codes
     if len(likely) != 1:
         return None

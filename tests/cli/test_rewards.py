@@ -124,6 +124,7 @@ def test_a_combining_function(capsys: pytest.CaptureFixture[str]) -> None:
         ('{"completion": "a"}\n{"completion": "a", "label": ["math"]}\n', "c.jsonl:2: `label` must be text"),
         ('{"completion": "a", "columns": [1]}\n', "c.jsonl:1: `columns` must be an object"),
         ('{"completion": "a", "tokens": "7"}\n', "c.jsonl:1: `tokens` must be a whole number"),
+        ('{"completion": "a", "tokens": -7}\n', "c.jsonl:1: `tokens` must be at least 0, got -7"),
         ('{"completion": "a", "draw": true}\n', "c.jsonl:1: `draw` must be a whole number"),
         ('\n{"completion": "a", "finish": "eos"}\n', 'c.jsonl:2: `finish` is "eos"'),
     ],
@@ -133,6 +134,13 @@ def test_files_without_completions(lines: str, message: str, capsys: pytest.Capt
     assert rft("--completions", "c.jsonl") == EXIT_USAGE
     assert message in capsys.readouterr().err
     assert rft("--completions", "nowhere.jsonl") == EXIT_USAGE
+
+
+def test_a_file_that_begins_with_a_byte_order_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    """As data files may."""
+    Path("c.jsonl").write_text('\ufeff{"completion": "5", "reference": 5}\n')
+    code, found = tried(capsys, "--completions", "c.jsonl")
+    assert code == EXIT_OK and len(found["samples"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +46,24 @@ def test_a_path_that_cannot_be_used_is_said(capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "broken", "x"), OSError(errno.EACCES, "denied"), OSError("no number")])
 def test_other_errors_keep_their_traceback(capsys: pytest.CaptureFixture[str], error: OSError) -> None:
     assert not show_unusable(error) and capsys.readouterr().err == ""
+
+
+FINISH = """
+import sys, time
+from rftcli.cli.watch import finish
+from rftcli.runtime.launch import Outcome
+from rftcli.runtime.rundir import RunDir, State
+sys.stdin.readline()  # until the terminal is closed
+state = State(status="stopped", step=1, attempt=1, cause="asked to stop")
+sys.exit(finish(RunDir(sys.argv[1]), Outcome(state=state, exit_code=75), as_json=True))
+"""
+
+
+def test_a_closed_terminal_does_not_change_how_a_run_ended(tmp_path: Path) -> None:
+    terminal, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(Path(talk.__file__).parents[2])}
+    command = subprocess.Popen([sys.executable, "-c", FINISH, str(tmp_path)], env=env, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.close(terminal)
+    command.communicate(b"go\n", timeout=60)
+    assert command.returncode == 75

@@ -177,6 +177,16 @@ def test_it_sleeps_where_the_device_would_be_too_full() -> None:
     assert on_cpu is not None and not on_cpu.sleeps and on_cpu.memory_share is None and on_cpu.cache_bytes == pytest.approx(1.05 * 4 * 2**30, abs=1)
 
 
+def test_questions_and_replies_beyond_the_models_positions() -> None:
+    """vLLM would refuse them when its server starts."""
+    words = "max_tokens 2000 + max_new_tokens 49 = 2049 positions, the model has 2048"
+    with pytest.raises(CompileError) as caught:
+        beside("max_tokens: 2000", "max_new_tokens: 49", max_positions=2048)
+    assert [(problem.path, problem.message) for problem in caught.value.problems] == [("models.scorers.j.max_tokens", words)]
+    assert beside("max_tokens: 2000", "max_new_tokens: 48", max_positions=2048).scorers
+    assert beside("max_tokens: 2000", "max_new_tokens: 49", "options: {hf_overrides: {max_position_embeddings: 4096}}", max_positions=2048).scorers
+
+
 def test_what_its_cache_holds() -> None:
     assert [spec.start.max_model_tokens for spec in beside(max_positions=2048).scorers if spec.start] == [2048]
     (spec,) = beside("max_tokens: 20000", "max_new_tokens: 480").scorers

@@ -160,6 +160,18 @@ BREACHES = [
         "models.scorers.s.placement.options.max_model_len",
         "has a key of its own: `models.scorers.s.max_tokens`",
     ),
+    (
+        "judge-placement",
+        [f"{APART}{{gpus: 1, options: {{gpu-memory-utilization: 0.5}}}}}}"],
+        "models.scorers.s.placement.options.gpu-memory-utilization",
+        "has a key of its own: `models.scorers.s.placement.memory_share`",
+    ),
+    (
+        "judge-placement",
+        [f"{APART}{{gpus: 1, options: {{pipeline_parallel_size: 4}}}}}}"],
+        "models.scorers.s.placement.options.pipeline_parallel_size",
+        "`pipeline_parallel_size` is not to be chosen",
+    ),
     ("judge-placement", [f"{APART}{{gpus: 1, options: {{port: 9}}}}}}"], "models.scorers.s.placement.options.port", "`port` is not to be chosen"),
     (
         "judge-placement",
@@ -603,6 +615,12 @@ BREACHES = [
         ["rollout.vllm.options={gpu_memory_utilization: 0.5}"],
         "rollout.vllm.options.gpu_memory_utilization",
         "has a key of its own: `rollout.vllm.memory_share`",
+    ),
+    (
+        "vllm-arguments",
+        ["rollout.vllm.options={max-num-seqs: 5}"],
+        "rollout.vllm.options.max-num-seqs",
+        "has a key of its own: `rollout.vllm.max_sequences`",
     ),
     ("vllm-arguments", ["rollout.vllm.options={load_format: auto}"], "rollout.vllm.options.load_format", "`load_format` is not to be chosen"),
     ("vllm-check", ["rollout.vllm={check_weights: true, tensor_parallel: 2}"], "rollout.vllm.check_weights", "needs `tensor_parallel: 1`"),

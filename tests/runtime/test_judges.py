@@ -152,8 +152,9 @@ def test_all_ranks_hear_of_a_judge_that_does_not_start(attempt: AttemptDir, tmp_
 def test_a_program_that_is_not_there(attempt: AttemptDir, tmp_path: Path) -> None:
     plan = plan_of(bad=judge().replace(COMMAND[0], "/nowhere/vllm"))
     own = started(plan.scorers, tmp_path, Starter())
-    with pytest.raises(RftError, match=r"(?s)judge `bad`.*No such file or directory: '/nowhere/vllm'"):
+    with pytest.raises(RftError, match=r"(?s)judge `bad`.*No such file or directory: '/nowhere/vllm'") as caught:
         Judges(plan.scorers, own, told_of(own), None).wait()
+    assert caught.value.hint == "`placement.command` starts with a program that is there"
 
 
 def test_every_rank_ends_when_the_judge_does(attempt: AttemptDir) -> None:

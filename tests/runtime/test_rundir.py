@@ -10,6 +10,7 @@ from rftcli.errors import ResumeError, UsageError
 from rftcli.events import Logged, StepDone, read_events
 from rftcli.observe.files import read_json
 from rftcli.observe.files import write_json as observers_json
+from rftcli.runtime.disk import way_out
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.launch import close_book
 from rftcli.runtime.rundir import RunDir, State, write_text
@@ -75,6 +76,15 @@ def test_a_damaged_state_names_the_way_on(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         run.read_state()
     assert caught.value.hint == f"its checkpoints are whole up to step_000004: delete state.json, and `rft resume {run.path}` goes on from there"
+
+
+def test_commands_that_are_named_can_be_copied(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "my run")
+    run.create()
+    run.write_state(State(status="done", step=1, attempt=1))
+    with pytest.raises(UsageError, match=f"`rft resume '{run.path}'` goes on with it"):
+        RunDir(run.path).create()
+    assert f"`rft resume '{run.path}'`" in way_out(run.path)
 
 
 def test_a_checkpoint_without_committed_does_not_exist(tmp_path: Path) -> None:

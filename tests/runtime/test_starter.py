@@ -69,6 +69,17 @@ def test_the_first_that_fails_is_named(how: list[str], code: int, capfd: pytest.
     assert capfd.readouterr().err == f"rank 1 (pid {ranks[1].pid}) exits with return code = {code}\n"
 
 
+def test_all_that_fail_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    """The rank before the one that was killed noticed it, and is gone too when the starter looks."""
+    ranks = [subprocess.Popen(["sh", "-c", code]) for code in ("exit 1", "kill -TERM $$", "sleep 0.5; exit 2")]
+    ranks[1].wait()
+    ranks[0].wait()
+    assert watch(ranks) == 1
+    ends = enumerate(zip(ranks, (1, -15, 2), strict=True))
+    told = "".join(f"rank {rank} (pid {one.pid}) exits with return code = {code}\n" for rank, (one, code) in ends)
+    assert capfd.readouterr().err == told
+
+
 def test_what_ranks_have_started_goes_with_them(tmp_path: Path) -> None:
     child = tmp_path / "pid"
     ranks = [subprocess.Popen([sys.executable, "-c", FAMILY, str(child)]), subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)]

@@ -86,6 +86,29 @@ def test_the_launcher_that_saw_how_a_rank_ended_is_asked(attempt: AttemptDir, to
     assert watch.statuses == {} and f"died without a word{how}" in first_cause(attempt, watch)
 
 
+@pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        (
+            "rank 0 (pid 1) exits with return code = 1\nrank 1 (pid {pid}) exits with return code = -15\n",
+            "rank 1 (pid {pid}) died without a word, killed by SIGTERM;",
+        ),
+        ("rank 0 (pid 1) exits with return code = 1\n", "rank 1 (pid {pid}) died without a word;"),
+        ("SIGTERM: ending the ranks\n", "the launcher was asked to end by SIGTERM, and the ranks with it;"),
+        ("rank 1 (pid {pid}) exits with return code = 3\nSIGTERM: ending the ranks\n", "rank 1 (pid {pid}) died without a word, exit code 3;"),
+    ],
+)
+def test_the_starter_says_whose_end_it_saw(attempt: AttemptDir, told: str, cause: str) -> None:
+    process = stand_in(attempt, 1)
+    watch = RankWatch(attempt, 2)
+    watch.look()
+    process.kill()
+    process.wait()
+    watch.look()
+    (attempt.logs / "launcher.log").write_text(told.format(pid=process.pid))
+    assert first_cause(attempt, watch).startswith(cause.format(pid=process.pid))
+
+
 def test_finished_when_every_rank_has_said_so_and_gone(attempt: AttemptDir) -> None:
     processes = [stand_in(attempt, rank) for rank in range(2)]
     watch = RankWatch(attempt, 2)

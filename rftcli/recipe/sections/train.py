@@ -28,7 +28,7 @@ class Batch(Section):
         "attention does.",
     )
     share_prompts: Literal["auto"] | bool = Field(
-        "auto", description="Whether a group's prompt goes through the model once in a micro-batch; `auto`: in packed rows, where it saves a tenth."
+        "auto", description="Whether a group's prompt goes through the model once in a micro-batch; `auto`: where it saves enough tokens."
     )
 
 
