@@ -26,6 +26,7 @@ from rftcli.redact import known_values, redacted_arguments
 from rftcli.runtime import disk
 from rftcli.runtime.environment import live_plan
 from rftcli.runtime.rundir import AttemptDir, RunDir, State, write_json
+from rftcli.runtime.starter import END_NOW
 from rftcli.runtime.verdict import Watch, first_cause, first_exit_code, held_up
 from rftcli.runtime.warden import LEAVE_SECONDS, SILENT_SECONDS, Pulse, command_file, over_file, read_small
 from rftcli.runtime.ways import OneMachine, OneOfCrew, Way
@@ -211,7 +212,7 @@ def end(launcher: subprocess.Popen[bytes], way: Way, watch: Watch | None, grace_
         watch.end()
     if launcher.poll() is None:
         if way.gentle:
-            launcher.terminate()
+            launcher.send_signal(END_NOW)
         _wait(launcher, lambda: launcher.poll() is not None, grace_seconds if way.gentle else LEAVE_SECONDS + grace_seconds)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(launcher.pid, signal.SIGKILL)  # the group outlives the launcher where a reward has left a process behind

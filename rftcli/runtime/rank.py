@@ -44,6 +44,8 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     logging.getLogger("rft").setLevel(logging.INFO)
     _leave_with_parent()
+    if told.get("far") != "hosts":  # DeepSpeed's launcher of several machines ends ranks by it
+        signal.signal(signal.SIGTERM, lambda number, frame: attempt.ask_to_stop())
     node = _node(place)
     record = {"pid": os.getpid(), "started": process_start(os.getpid()), "time": time.time(), "host": this_host(), "node": node}
     _write(attempt.ranks / f"rank_{rank}.json", json.dumps(record))

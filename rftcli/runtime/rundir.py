@@ -178,6 +178,12 @@ class AttemptDir:
         """Ask the ranks to stop at the next step boundary. `reason`: interrupt or terminate."""
         write_json(self.stop_file, {"reason": reason, "time": time.time()})
 
+    def ask_to_stop(self) -> None:
+        """What a process of the job does on SIGTERM: the same, unless somebody has asked already. A full disk is told by the command."""
+        with contextlib.suppress(OSError):
+            if not self.stop_asked():
+                self.request_stop("terminate")
+
     def stop_asked(self) -> bool:
         return self.stop_file.is_file()
 

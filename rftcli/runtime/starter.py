@@ -1,8 +1,9 @@
 """Starts the ranks of an attempt on this machine, and ends with them: `python -m rftcli.runtime.starter RANKS RUN_DIR ATTEMPT`.
 
 It tells ranks what DeepSpeed's launcher for one node tells them, and ends them as that does, but imports no torch, which would take longer than all
-else before the first step. The first rank that fails ends the others, and so do SIGTERM and SIGINT: with whatever they have started, asked first
-and killed after a grace. Leaves out several machines, which DeepSpeed's own launchers start (`hosts`), and the reasons of an end (`verdict`).
+else before the first step. The first rank that fails ends the others, and so do END_NOW and SIGINT: with whatever they have started, asked first
+and killed after a grace. SIGTERM, which a service manager or a scheduler sends to every process of a job, asks for a stop with a checkpoint. Leaves
+out several machines, which DeepSpeed's own launchers start (`hosts`), and the reasons of an end (`verdict`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 import psutil
@@ -20,8 +21,11 @@ import psutil
 from rftcli.errors import EXIT_FAILED, EXIT_OK
 from rftcli.runtime.engine_process import own_devices
 from rftcli.runtime.hosts import RANK_MODULE, UNUSED_PORT
+from rftcli.runtime.rundir import RunDir
 from rftcli.runtime.travel import Place
 
+END_NOW = signal.SIGUSR2
+"""Ends the starter at once, and a rank, which does nothing about it: SIGTERM means something else to them."""
 LOOK_SECONDS = 0.1
 LET_SPEAK_SECONDS = 1.0
 """Between the first rank that has failed and the end of all: the others write down what they noticed, and whoever watches sees who was first."""
@@ -75,11 +79,13 @@ def end(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = LEA
     for process in processes:
         try:
             root = psutil.Process(process.pid)
-            left += [*root.children(recursive=True), root]
+            started = root.children(recursive=True)
         except psutil.NoSuchProcess:
             continue
-    for one in left:
-        _send(one, signal.SIGTERM)
+        for one in started:
+            _send(one, signal.SIGTERM)
+        _send(root, END_NOW)
+        left += [*started, root]
     _, alive = psutil.wait_procs(left, timeout=grace_seconds)
     for one in alive:
         _send(one, signal.SIGKILL)
@@ -93,8 +99,8 @@ def _send(process: psutil.Process, number: int) -> None:
 
 
 def hear(handler: Any) -> None:
-    """What SIGINT and SIGTERM do from here on."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """What SIGINT and END_NOW do from here on."""
+    for number in (signal.SIGINT, END_NOW):
         signal.signal(number, handler)
 
 
@@ -103,8 +109,8 @@ def say(text: str) -> None:
     os.write(2, f"{text}\n".encode())
 
 
-def run(command: Sequence[str], ranks: int) -> int:
-    """`command` once for each rank, from start to end; the exit code."""
+def run(command: Sequence[str], ranks: int, stop: Callable[[], None]) -> int:
+    """`command` once for each rank, from start to end; the exit code. `stop` asks the ranks for a checkpoint and an end."""
 
     def asked(number: int, _: object) -> NoReturn:
         hear(signal.SIG_IGN)
@@ -113,6 +119,7 @@ def run(command: Sequence[str], ranks: int) -> int:
     processes: list[subprocess.Popen[bytes]] = []
     try:
         hear(asked)
+        signal.signal(signal.SIGTERM, lambda number, frame: stop())
         for rank in range(ranks):
             processes.append(subprocess.Popen(command, env=environment(os.environ, rank, ranks)))
         return watch(processes)
@@ -125,4 +132,5 @@ def run(command: Sequence[str], ranks: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run([sys.executable, "-u", "-m", RANK_MODULE, *sys.argv[2:]], int(sys.argv[1])))
+    _attempt = RunDir(sys.argv[2]).attempt(int(sys.argv[3]))
+    raise SystemExit(run([sys.executable, "-u", "-m", RANK_MODULE, *sys.argv[2:]], int(sys.argv[1]), _attempt.ask_to_stop))

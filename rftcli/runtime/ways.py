@@ -14,6 +14,7 @@ from rftcli.plan.plan import Plan
 from rftcli.runtime.hosts import RANK_MODULE, Hosts, by_hand, start_command, start_environment
 from rftcli.runtime.joined import Crew
 from rftcli.runtime.rundir import AttemptDir
+from rftcli.runtime.starter import END_NOW
 from rftcli.runtime.travel import rank_environment, travelling
 from rftcli.runtime.verdict import RankWatch, Watch
 from rftcli.runtime.warden import FarWatch, Warden
@@ -50,7 +51,7 @@ class OneMachine:
 
     ranks: int
     gentle: bool = True
-    death_signal: int = signal.SIGTERM
+    death_signal: int = END_NOW
     abandoned: bool = False
 
     def command(self, attempt: AttemptDir) -> list[str]:

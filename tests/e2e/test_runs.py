@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -80,23 +81,28 @@ def test_killed_in_the_middle_of_a_step(rft: Callable[..., Command], tmp_path: P
     assert again.code == 0 and "nothing is left" in again.err
 
 
-@pytest.mark.parametrize(("number", "code", "reason"), [(signal.SIGINT, 130, "interrupt"), (signal.SIGTERM, 75, "terminate")])
+@pytest.mark.parametrize(
+    ("number", "code", "reason", "all_of_them"),
+    [(signal.SIGINT, 130, "interrupt", False), (signal.SIGTERM, 75, "terminate", False), (signal.SIGTERM, 75, "terminate", True)],
+)
 def test_asked_to_stop(
-    rft: Callable[..., Command], tmp_path: Path, straight: Path, number: signal.Signals, code: int, reason: str
+    rft: Callable[..., Command], tmp_path: Path, straight: Path, number: signal.Signals, code: int, reason: str, all_of_them: bool
 ) -> None:
-    """Ctrl-C and SIGTERM: the step is finished, a checkpoint committed, the exit code says which; the run goes on as if nothing had been."""
+    """Ctrl-C and SIGTERM, also where a service manager sends it to every process of the job: the step is finished, a checkpoint committed, the exit
+    code says which; the run goes on as if nothing had been."""
     run = tmp_path / "run"
     settings = [*SMALL, "--set", "checkpoint.every=0"]
     command = rft("train", "quickstart", "--ranks", "2", "--run-dir", "run", *settings)
     command.wait_for(lambda: events(run, "start"))  # before the first step: however fast the steps are, the request is there at its end
-    command.process.send_signal(number)
+    for process in [*(psutil.Process(command.process.pid).children(recursive=True) if all_of_them else ()), command.process]:
+        process.send_signal(number)
     result = command.wait()
     assert result.code == code, result
     assert state(run)["status"] == "stopped" and reason in state(run)["cause"]
     at = state(run)["step"]
     assert at == 1 and (run / "checkpoints" / f"step_{at:06d}" / "COMMITTED").is_file()
     assert processes_of(run) == []
-    if number == signal.SIGTERM:
+    if number == signal.SIGTERM and not all_of_them:
         assert rft("resume", "run").wait().code == 0
         assert weights_equal(run / "final", straight / "final")
 

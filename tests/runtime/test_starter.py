@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 import rftcli
-from rftcli.runtime.starter import end, environment, watch
+from rftcli.runtime.starter import END_NOW, end, environment, watch
 from rftcli.runtime.travel import Place, place_of
 
-STUBBORN = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+STUBBORN = "import signal, time; [signal.signal(number, signal.SIG_IGN) for number in (15, signal.SIGUSR2)]; print('here', flush=True); time.sleep(600)"
 """A rank that does not leave when it is asked to."""
 FAMILY = "import pathlib, subprocess, sys, time; pathlib.Path(sys.argv[1]).write_text(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)"
 """A rank that has started something."""
@@ -91,12 +91,34 @@ def test_what_ranks_have_started_goes_with_them(tmp_path: Path) -> None:
     ranks[1].stdout.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def started(child: Path) -> subprocess.Popen[str]:
+    """A starter with one rank, which has started something."""
+    command = [sys.executable, "-c", FAMILY, str(child)]
+    code = f"import sys; from rftcli.runtime.starter import run; sys.exit(run({command!r}, 1, lambda: print('stop', file=sys.stderr, flush=True)))"
+    env = {**os.environ, "PYTHONPATH": str(Path(rftcli.__file__).parents[1])}
+    return subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
+
+
+def test_sigterm_asks_for_a_stop_and_ends_nobody(tmp_path: Path) -> None:
+    """A scheduler sends it to every process of a job."""
+    child = tmp_path / "pid"
+    starter = started(child)
+    assert starter.stderr is not None
+    until(lambda: child.is_file() and child.read_text())
+    starter.send_signal(signal.SIGTERM)
+    assert starter.stderr.readline() == "stop\n"
+    rank = psutil.Process(starter.pid).children()[0]
+    assert alive(rank.pid) and starter.poll() is None
+    starter.send_signal(END_NOW)
+    assert starter.wait(30) == 1
+    until(lambda: not alive(int(child.read_text())) and not alive(rank.pid))
+    starter.stderr.close()
+
+
+@pytest.mark.parametrize("number", [END_NOW, signal.SIGINT])
 def test_who_asks_the_starter_asks_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
     child = tmp_path / "pid"
-    code = f"import sys; from rftcli.runtime.starter import run; sys.exit(run({[sys.executable, '-c', FAMILY, str(child)]!r}, 1))"
-    env = {**os.environ, "PYTHONPATH": str(Path(rftcli.__file__).parents[1])}
-    starter = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
+    starter = started(child)
     until(lambda: child.is_file() and child.read_text())
     rank = psutil.Process(starter.pid).children()[0]
     starter.send_signal(number)
