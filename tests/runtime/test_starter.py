@@ -17,7 +17,7 @@ import rftcli
 from rftcli.runtime.starter import END_NOW, end, environment, watch
 from rftcli.runtime.travel import Place, place_of
 
-STUBBORN = "import signal, time; [signal.signal(number, signal.SIG_IGN) for number in (15, signal.SIGUSR2)]; print('here', flush=True); time.sleep(600)"
+STUBBORN = "import signal, time; [signal.signal(one, signal.SIG_IGN) for one in (15, signal.SIGUSR2)]; print('here', flush=True); time.sleep(600)"
 """A rank that does not leave when it is asked to."""
 FAMILY = "import pathlib, subprocess, sys, time; pathlib.Path(sys.argv[1]).write_text(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)"
 """A rank that has started something."""
