@@ -30,7 +30,7 @@ def measure(workload: Workload) -> dict[str, Any]:
     name = f"growth-{workload.samples}-{workload.new_tokens}-{workload.prompt_tokens}"
     workloads.WORKLOADS[name] = workload
     with tempfile.TemporaryDirectory() as shared, tempfile.TemporaryDirectory() as folder:
-        found = rft(name, Path(shared), Path(folder))
+        found = rft(name, Path(shared), Path(folder), 1)
     counted = {"step": found["seconds"], **{stage: found["stages"][stage] for stage in ("rollout", "learn")}}
     medians = {stage: statistics.median(seconds[workload.warm_up :]) for stage, seconds in counted.items()}
     return {**medians, "range": [min(found["seconds"][workload.warm_up :]), max(found["seconds"][workload.warm_up :])]}
