@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SHARING = ("varlen", "sdpa", "eager")
 """Kinds of attention that know shared prompts; the last two by a mask over the whole row."""
 WORTH = 0.15
-"""Share of a packed update's tokens that has to be saved: the second call of the attention kernel and the merge cost about a tenth of the time."""
+"""Share of a packed update's tokens that has to be saved: the second call of the attention kernel and the merge cost about an eighth of the time."""
 WORTH_PACKING = 0.5
 """The same where nothing is said about layout and attention: real prompts are shorter than the longest, and some gain has to be left then."""
 

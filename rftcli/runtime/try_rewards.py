@@ -34,7 +34,7 @@ from rftcli.recipe.load import LoadedRecipe
 from rftcli.recipe.problems import Problem
 from rftcli.recipe.scorer_rules import variant
 from rftcli.rewards.scorers.desk import Desk
-from rftcli.rewards.scorers.remote import without_models
+from rftcli.rewards.scorers.remote import NotLoaded
 from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.spec import DEFAULT_LABEL, PartSpec
 from rftcli.rewards.table import RewardTable
@@ -86,8 +86,7 @@ def try_rewards(
         if models and any(spec.service is None for spec in specs):
             _load_models(desk, specs, loaded, folder, device, say, judges, with_front=shown)
         else:
-            left = without_models([replace(spec, service=None) for spec in specs if spec not in asked])
-            desk.fill({**left, **{spec.name: judges.asked(spec, 1) for spec in asked}})
+            desk.fill({spec.name: judges.asked(spec, 1) if spec in asked else NotLoaded(spec.name) for spec in specs})
         samples = sorted(table.score(iter(found)), key=_order(found))
     shaping, notes = _shaping(loaded)
     tried = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from rftcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from rftcli.rewards.scorers.desk import Local, Remote
+    from rftcli.rewards.scorers.desk import Remote
     from rftcli.rewards.scorers.spec import ScorerSpec
     from rftcli.rewards.scorers.view import View
 
@@ -43,10 +43,3 @@ class NotLoaded:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def without_models(
-    specs: Sequence[ScorerSpec], gone: Callable[[ScorerSpec], Callable[[], str | None] | None] = lambda spec: None
-) -> dict[str, Remote | Local]:
-    """Services as they are, and `NotLoaded` for everything else. `gone`: of a scorer, as for `Service`."""
-    return {spec.name: NotLoaded(spec.name) if spec.service is None else remote_scorer(spec, 1, gone(spec)) for spec in specs}
