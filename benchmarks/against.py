@@ -92,6 +92,7 @@ def other(module: str, *options: str) -> Callable[[str, Path, Path, int], dict[s
 SIDES: dict[str, Callable[[str, Path, Path, int], dict[str, Any]]] = {
     "rft": rft,
     "rft-liger": partial(rft, sets=("train.kernels=liger",)),
+    "rft-beside": partial(rft, sets=("rollout.vllm.process=beside",)),
     "trl-tuned": other("benchmarks.trl_side", "tuned"),
     "trl-liger": other("benchmarks.trl_side", "liger"),
     "trl-default": other("benchmarks.trl_side", "default"),
@@ -108,26 +109,32 @@ def _run(command: list[str]) -> str:
 
 
 def measure(
-    name: str, sides: list[str], repeats: int, model: Path | None, ranks: int, keep: Callable[[dict[str, Any]], None]
+    name: str, sides: list[str], repeats: int, shared: Path, model: Path | None, ranks: int, keep: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """What each side took. `keep` is given what there is so far after every run: a machine may be taken away."""
+    """What each side took. `shared`: folder of the model and the prompts, made where they are not there. `keep` is given what there is so far after
+    every run: a machine may be taken away."""
     workload = WORKLOADS[name]
     turns: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-    with tempfile.TemporaryDirectory() as shared:
-        if workload.ends_early and model is not None:
-            (Path(shared) / "model").symlink_to(model.resolve())
-        prepare(workload, Path(shared))
-        for turn in range(repeats):
-            for side in sides if turn % 2 == 0 else reversed(sides):  # a machine that slows down is no side's loss
-                try:
-                    with tempfile.TemporaryDirectory() as folder:
-                        turns[side].append(SIDES[side](name, Path(shared), Path(folder), ranks))
-                except RuntimeError as error:
-                    print(f"{name} {side}: left out, {error}", flush=True)
-                    continue
-                print(f"{name} {side}: {[round(second, 3) for second in turns[side][-1]['seconds']]}", flush=True)
-                keep(summary(workload, turns))
+    if workload.ends_early and model is not None and not (shared / "model").exists():
+        (shared / "model").symlink_to(model.resolve())
+    prepare(workload, shared)
+    for turn in range(repeats):
+        for side in sides if turn % 2 == 0 else reversed(sides):  # a machine that slows down is no side's loss
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    turns[side].append(SIDES[side](name, shared, Path(folder), ranks))
+            except RuntimeError as error:
+                print(f"{name} {side}: left out, {error}", flush=True)
+                continue
+            print(f"{name} {side}: {[round(second, 3) for second in turns[side][-1]['seconds']]}", flush=True)
+            keep(summary(workload, turns))
     return summary(workload, turns)
+
+
+def measured_before(path: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """Sides of an earlier call on a machine with the same card and versions: peers are measured once a card."""
+    earlier = json.loads(path.read_text()) if path.is_file() else {}
+    return dict(earlier["sides"]) if earlier.get("machine") == told else {}
 
 
 def summary(workload: Workload, turns: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -162,7 +169,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=1, help="GPUs, or processes on a CPU; of rft alone")
     parser.add_argument("--model", type=Path, help="folder of the workload `real`")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results; sides measured there before on the same machine are kept")
+    parser.add_argument("--materials", type=Path, help="folder that keeps model and prompts for the next call with a workload of the same shape")
     options = parser.parse_args()
     told = machine()
     card = re.sub(r"\W+", "-", told["card"] or "cpu").strip("-")
@@ -174,9 +182,13 @@ def main() -> None:
         path = options.out / f"against-{name}-{several}{card}.json"
 
         def keep(found: dict[str, Any], path: Path = path, typed: str = typed) -> None:
-            path.write_text(json.dumps({"command": typed, "machine": told, "sides": found}, indent=1) + "\n")
+            named = {side: {"command": typed, **item} for side, item in found.items()}
+            path.write_text(json.dumps({"machine": told, "sides": {**measured_before(path, told), **named}}, indent=1) + "\n")
 
-        found = measure(name, options.sides.split(","), options.repeats, options.model, options.ranks, keep)
+        with tempfile.TemporaryDirectory() as fresh:
+            shared = options.materials or Path(fresh)
+            shared.mkdir(parents=True, exist_ok=True)
+            found = measure(name, options.sides.split(","), options.repeats, shared, options.model, options.ranks, keep)
         keep(found)
         print(f"\n{table(name, found)}\n", flush=True)
 

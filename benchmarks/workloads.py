@@ -21,7 +21,8 @@ FIRST_WORD = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """`steps` counted after `warm_up`. `micro_batch`: rows that go through the model at once when learning, on every side that is tuned; 0: what the
-    plan takes, for rft alone. `sets`: of the recipe, which only rft has; `scorer`: a classifier of the same shape gives half of the reward."""
+    plan takes, and `peer_rows` of the other sides (0: no other side has this workload). `sets`: of the recipe, which only rft has; `scorer`: a
+    classifier of the same shape gives half of the reward."""
 
     what: str
     shape: str | None = None
@@ -34,6 +35,7 @@ class Workload:
     steps: int
     dtype: str = "float32"
     micro_batch: int = 0
+    peer_rows: int = 0
     engine: str = "hf"
     lr: float = 1e-6
     sets: tuple[str, ...] = ()
@@ -42,7 +44,11 @@ class Workload:
     @property
     def for_all(self) -> bool:
         """Whether the other sides can do the same."""
-        return self.micro_batch > 0 and not self.sets and not self.scorer
+        return self.rows_of_peers > 0 and not self.sets and not self.scorer
+
+    @property
+    def rows_of_peers(self) -> int:
+        return self.micro_batch or self.peer_rows
 
     @property
     def ends_early(self) -> bool:
@@ -86,7 +92,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 OURS: dict[str, Any] = {"dtype": "bfloat16", "engine": "vllm", "steps": 3}
 GPU: dict[str, Any] = {**OURS, "micro_batch": 32}
-STD: dict[str, Any] = {"prompts": 128, "samples": 8, "prompt_tokens": 256, "new_tokens": 1024, **OURS}
+STD: dict[str, Any] = {**OURS, "prompts": 128, "samples": 8, "prompt_tokens": 256, "new_tokens": 1024, "steps": 2}
 # To add one: a row.
 WORKLOADS: dict[str, Workload] = {
     "c1": Workload(what="tiny, CPU", shape="tiny", prompts=8, samples=4, prompt_tokens=32, new_tokens=64, warm_up=2, steps=10, micro_batch=32),
@@ -106,7 +112,9 @@ WORKLOADS: dict[str, Workload] = {
     "std-3b-zero3": Workload(what="W-std, 3B, ZeRO 3", shape="qwen2.5-3b", sets=("train.deepspeed.zero_stage=3",), **STD),
     "std-7b-zero2": Workload(what="W-std, 7B, ZeRO 2", shape="qwen2.5-7b", sets=("train.deepspeed.zero_stage=2",), **STD),
     "std-7b-zero3": Workload(what="W-std, 7B, ZeRO 3", shape="qwen2.5-7b", sets=("train.deepspeed.zero_stage=3",), **STD),
-    "long-prompts": Workload(what="1.5B, long prompts", shape="qwen2.5-1.5b", prompts=32, samples=8, prompt_tokens=2048, new_tokens=256, **OURS),
+    "long-prompts": Workload(
+        what="1.5B, long prompts", shape="qwen2.5-1.5b", prompts=32, samples=8, prompt_tokens=2048, new_tokens=256, peer_rows=8, **OURS,
+    ),
     "lora-7b": Workload(
         what="7B, LoRA of rank 32", shape="qwen2.5-7b", prompts=32, samples=8, prompt_tokens=256, new_tokens=512,
         sets=("models.policy.lora={rank: 32}", "train.optimizer.lr=1e-5"), **OURS,
@@ -120,7 +128,8 @@ WORKLOADS: dict[str, Workload] = {
 
 def prepare(workload: Workload, folder: Path) -> tuple[Path, Path]:
     """(folder of the model with its tokenizer, JSONL file of prompts), the same for every side. Made where they are not there yet."""
-    model, prompts = folder / "model", folder / "prompts.jsonl"
+    count = workload.prompts * (workload.warm_up + workload.steps)
+    model, prompts = folder / "model", folder / f"prompts-{count}x{workload.prompt_tokens}.jsonl"
     if not model.is_dir():
         if workload.ends_early:
             raise SystemExit("this workload needs real weights: --model FOLDER")
@@ -128,7 +137,7 @@ def prepare(workload: Workload, folder: Path) -> tuple[Path, Path]:
     if workload.scorer and not (folder / SCORER).is_dir():
         _save_model(workload, folder / SCORER, head="AutoModelForSequenceClassification", num_labels=1)
     if not prompts.is_file():
-        texts = (_sums if workload.ends_early else _words)(workload, model, workload.prompts * (workload.warm_up + workload.steps))
+        texts = (_sums if workload.ends_early else _words)(workload, model, count)
         prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
     return model, prompts
 

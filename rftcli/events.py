@@ -137,6 +137,15 @@ def read_events(path: Path) -> Iterator[Event]:
                     continue  # a line torn by a kill in the middle of a write, followed by a later attempt's lines
 
 
+def gap(path: Path) -> str:
+    """What has to be written before the next line: a newline after a line that a killed writer left open, else nothing."""
+    if not path.exists() or path.stat().st_size == 0:
+        return ""
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return "" if file.read(1) == b"\n" else "\n"
+
+
 def last_attempts(events: Iterable[Event]) -> list[Event]:
     """Events without the steps that a later attempt did again: for each (kind, step) of step, eval and checkpoint the last attempt wins."""
     kept = list(events)

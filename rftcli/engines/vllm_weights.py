@@ -44,8 +44,12 @@ def take(
     engine: nn.Module, told: Iterable[tuple[str, Tensor]], reload: Callable[[Iterable[tuple[str, Tensor]]], Any], *, wrapped: bool = False
 ) -> None:
     """The engine's side: into its model, by `reload` (the worker's own) where something is made of weights at load. `wrapped`: layers have places for
-    an adapter, which only `reload` looks through. RftError for what is missing."""
-    if wrapped or derives(engine):
+    an adapter; either they hand weights on, which only `reload` was seen to do, or what they wrap is called by its own name. RftError for what is
+    missing."""
+    inner = inner_names(engine) if wrapped else frozenset()
+    if inner:
+        told = ((_inside(name, inner), tensor) for name, tensor in told)
+    if (wrapped and not inner) or derives(engine):
         reload(told)
         repack_shared(engine)
         return
@@ -59,6 +63,19 @@ def take(
 def fused_layers(engine: nn.Module) -> Mapping[str, list[str]]:
     """vLLM's layer -> the trainer's layers in it."""
     return getattr(engine, "packed_modules_mapping", None) or {}
+
+
+def inner_names(engine: nn.Module) -> frozenset[str]:
+    """Last words of the names of layers whose weights lie one level deeper, around which vLLM has put a place for an adapter and through which it
+    does not load. vLLM finds such layers by that word too."""
+    around = [(name, module) for name, module in engine.named_modules() if "base_layer" in module._modules]
+    ends = {name.rpartition(".")[2] for name, module in around if not hasattr(type(module), "load_weights")}
+    return frozenset(ends.union(*(parts for fused, parts in fused_layers(engine).items() if fused in ends)))
+
+
+def _inside(name: str, inner: frozenset[str]) -> str:
+    layer, _, kind = name.rpartition(".")
+    return f"{layer}.base_layer.{kind}" if layer.rpartition(".")[2] in inner else name
 
 
 def _itself(model: nn.Module) -> nn.Module:

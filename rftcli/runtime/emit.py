@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import IO
 
-from rftcli.events import Event, Logged, Progress, Warned, to_line
+from rftcli.events import Event, Logged, Progress, Warned, gap, to_line
 from rftcli.redact import known_values, redacted_text
 from rftcli.runtime.rundir import HEARTBEAT_SECONDS, RunDir, State
 
@@ -34,10 +34,9 @@ class Emitter:
         self._closing = threading.Event()
         self._state = State(status="running", step=step, attempt=attempt)
         if writes:
-            torn = run.events.exists() and run.events.stat().st_size > 0 and not run.events.read_bytes().endswith(b"\n")
+            first = gap(run.events)
             self._file = run.events.open("a", encoding="utf-8", errors="backslashreplace")
-            if torn:
-                self._file.write("\n")  # closes the line that a killed writer left open
+            self._file.write(first)
             self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
             self._thread.start()
 

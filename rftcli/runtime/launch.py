@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_RESUME, EXIT_STOPPED, RftError
-from rftcli.events import RunEnded, to_line
+from rftcli.events import RunEnded, gap, to_line
 from rftcli.observe.follow import Audience, follow
 from rftcli.plan.plan import Plan, plan_from_json
 from rftcli.protocols import Observer
@@ -195,9 +195,10 @@ def outcome(run: RunDir, attempt: AttemptDir, watch: Watch, stops: StopRequests,
 
 def close_book(run: RunDir, state: State) -> None:
     """The end event of an attempt whose rank 0 could not write it any more."""
+    event = RunEnded(time=time.time(), attempt=state.attempt, step=state.step, status=state.status, cause=state.cause)
+    first = gap(run.events)
     with run.events.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        event = RunEnded(time=time.time(), attempt=state.attempt, step=state.step, status=state.status, cause=state.cause)
-        file.write("\n" + to_line(event) + "\n")  # the first newline ends a line that was torn
+        file.write(first + to_line(event) + "\n")
 
 
 def _wait(launcher: subprocess.Popen[bytes], over: Callable[[], bool], seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,21 @@ def test_a_torn_line_does_not_swallow_the_next_attempt(tmp_path: Path) -> None:
     emit.close()
     texts = [event.text for event in read_events(run.events) if isinstance(event, Logged)]
     assert texts == ["whole", "after"]
+
+
+@pytest.mark.parametrize("left", ["", '{"event": "log", "ti'])
+def test_every_line_after_a_killed_writer_is_an_event_or_what_it_left(tmp_path: Path, left: str) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    whole = '{"event": "log", "time": 1.0, "attempt": 1, "step": 0, "text": "whole"}'
+    run.events.write_text(f"{whole}\n{left}")
+    close_book(run, State(status="failed", step=1, attempt=1, cause="killed"))
+    emit = Emitter(run, 2, writes=True)
+    emit.log("after")
+    emit.close()
+    lines = run.events.read_text().split("\n")
+    assert lines[:-3] == [whole, *([left] if left else [])] and lines[-1] == ""
+    assert [json.loads(line)["event"] for line in lines[-3:-1]] == ["end", "log"]
 
 
 def test_stop_request_is_read_back(tmp_path: Path) -> None:
