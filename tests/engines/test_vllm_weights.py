@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ class Block(nn.Module):
 class Engine(nn.Module):
     """Loads by name, and queries, keys and values into one matrix."""
 
-    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    packed_modules_mapping: ClassVar = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
     def __init__(self, around: type[Around]) -> None:
         super().__init__()
