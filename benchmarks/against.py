@@ -64,18 +64,19 @@ def rft(name: str, shared: Path, folder: Path, ranks: int, sets: tuple[str, ...]
     peaks = [max(step["memory_gib"].values()) for step in steps if step.get("memory_gib")]
     lengths = [step["response_tokens"]["mean"] for step in steps]
     plan = json.loads((folder / "run" / "plan.json").read_text())
+    last = steps[-1].get("memory_gib") or {}
     start = next(event for event in events if event["event"] == "start")
     return {
         "seconds": parts.pop("total"), "stages": parts, "mean_length": lengths, "peak_gib": max(peaks, default=None),
-        "planned_gib": planned_gib(plan), "mfu": steps[-1].get("mfu"), "parameters": start["parameters"],
-        "sampler_logprob_gap": steps[0].get("sampler_logprob_gap"), "ranks": ranks,
+        "planned_gib": max(planned(plan).values(), default=0.0), "memory_gib": {"planned": planned(plan), "measured": last},
+        "mfu": steps[-1].get("mfu"), "parameters": start["parameters"], "sampler_logprob_gap": steps[0].get("sampler_logprob_gap"), "ranks": ranks,
     }  # fmt: skip
 
 
-def planned_gib(plan: dict[str, Any]) -> float:
-    """Of the fullest stage."""
+def planned(plan: dict[str, Any]) -> dict[str, float]:
+    """GiB of a device by stage."""
     rows = [row["gib"] for row in (plan.get("memory") or {}).get("rows", ())]
-    return max((sum(row.get(stage, 0.0) for row in rows) for stage in {stage for row in rows for stage in row}), default=0.0)
+    return {stage: sum(row.get(stage, 0.0) for row in rows) for stage in dict.fromkeys(stage for row in rows for stage in row)}
 
 
 def other(module: str, *options: str) -> Callable[[str, Path, Path, int], dict[str, Any]]:

@@ -213,7 +213,8 @@ def the_pass(asked: Asked, choice: Choice) -> Pass:
     layout = recipe.batch.layout
     packed = layout == "packed" or (layout == "auto" and policy.attention in PACKING)
     mask = 0 if policy.attention in PACKING and packed else positions if packed else asked.longest
-    return Pass(positions=positions, mask_width=mask, eager=policy.attention == "eager", adapters=policy.lora is not None)
+    fused, adapters = recipe.train.kernels == "liger", policy.lora is not None
+    return Pass(positions=positions, mask_width=mask, eager=policy.attention == "eager", adapters=adapters, fused=fused)
 
 
 def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Mapping[str, float]]) -> Parts:

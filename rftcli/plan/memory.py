@@ -183,6 +183,8 @@ class Pass:
     eager: bool = False
     adapters: bool = False
     """Adapters in float32 are trained."""
+    fused: bool = False
+    """Norms and gated layers are computed by `train.kernels`."""
 
 
 def layer_activations(shape: Shape, dtype: str, one: Pass) -> float:
@@ -194,15 +196,17 @@ def layer_activations(shape: Shape, dtype: str, one: Pass) -> float:
 
     A mask is made anew for every layer, in the number type, and with one keys and values are repeated for all query heads. Eager attention keeps the
     softmax of every head, in float32 and in the number type. Below adapters nothing has gradients: what only a frozen weight's gradient would need is
-    not kept; adapters in float32 over bfloat16 keep a float32 copy of what goes into each linear layer.
+    not kept; adapters in float32 over bfloat16 keep a float32 copy of what goes into each linear layer. Fused kernels compute in registers what
+    stands here in float32 or between gate and product: of norms they keep input and output, of the MLP gate, up and product.
     """
     number = DTYPE_BYTES[dtype]
     keys = shape.query_width if one.mask_width else shape.key_width
     half = number < 4
-    norms = 2 * (4 + (0 if half else number) if one.adapters else 4 + 2 * number) * shape.hidden
+    inputs, outputs = number if one.fused else 4, 0 if one.adapters and half else number
+    norms = 2 * (inputs + outputs + (0 if one.fused or one.adapters else number)) * shape.hidden
     attention = number * (2 * shape.query_width + 2 * keys + one.mask_width)
     scores = (4 + number if half else 4) * shape.heads * one.mask_width if one.eager else 0
-    mlp = (3 if one.adapters and half else 4) * number * shape.inner
+    mlp = (4 - one.fused - (one.adapters and half)) * number * shape.inner
     copies = 4 * (5 * shape.hidden + shape.query_width + shape.inner) if one.adapters and half else 0
     return float(one.positions * (norms + attention + scores + mlp + copies))
 

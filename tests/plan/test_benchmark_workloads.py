@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.against import SIDES, planned_gib, recipe
+from benchmarks.against import SIDES, planned, recipe
 from benchmarks.gpu import MACHINES
 from benchmarks.workloads import SHAPES, WORKLOADS
 from rftcli.plan.compile import compile_plan
@@ -58,6 +58,6 @@ def test_machines_name_what_there_is() -> None:
     assert [WORKLOADS[name].ends_early for name in real] == [True] * len(real)
 
 
-def test_the_fullest_stage_of_a_plan() -> None:
+def test_what_a_plan_holds_by_stage() -> None:
     rows = [{"name": "weights", "gib": {"rollout": 1.0, "learn": 1.0}}, {"name": "cache", "gib": {"rollout": 3.0}}]
-    assert planned_gib({"memory": {"rows": rows}}) == 4.0 and planned_gib({"memory": None}) == 0.0
+    assert planned({"memory": {"rows": rows}}) == {"rollout": 4.0, "learn": 1.0} and planned({"memory": None}) == {}

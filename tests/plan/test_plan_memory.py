@@ -82,6 +82,10 @@ def test_activations_in_numbers() -> None:
     assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, mask_width=5, eager=True)) == 10 * (masked + 6 * 3 * 5)
     below = 2 * 4 * 4 + 2 * (2 * 6 + 2 * 2) + 3 * 2 * 10  # of an adapter: inputs of norms, attention, gate, its activation and up
     assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, adapters=True)) == 10 * (below + 4 * (20 + 6 + 10))
+    fused = 2 * (2 + 2) * 4 + 2 * (2 * 6 + 2 * 2) + 3 * 2 * 10  # input and output of norms; gate, up and product
+    assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, fused=True)) == 10 * fused
+    below = 2 * 2 * 4 + 2 * (2 * 6 + 2 * 2) + 2 * 2 * 10
+    assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, fused=True, adapters=True)) == 10 * (below + 4 * (20 + 6 + 10))
     last = 10 * (4 + 4) * 4
     assert memory.activations(SMALL, "bfloat16", Pass(positions=10), checkpointing=False) == 3 * 10 * plain + last
     assert memory.activations(SMALL, "bfloat16", Pass(positions=10), checkpointing=True) == 10 * plain + 3 * 2 * 10 * 4 + last
@@ -126,6 +130,16 @@ def test_measured_half_a_billion_parameters_on_a_gpu() -> None:
     assert learning(HALF, "bfloat16", 1, 1, Pass(positions=16384, mask_width=1280)) == pytest.approx(ended, rel=WITHIN)
     packed = result("update-0.5b-1xH200.json", "results", "equal lengths", "varlen", "memory_gib")
     assert learning(HALF, "bfloat16", 1, 1, Pass(positions=12 * 1280)) == pytest.approx(packed, rel=WITHIN)
+
+
+@pytest.mark.parametrize(("run", "fused"), [("", False), (" --liger", True)])
+def test_measured_with_and_without_fused_kernels_on_a_gpu(run: str, fused: bool) -> None:
+    """128 rows of 1,280 positions in six passes, of 22 rows at most: weights and gradients in half precision, no optimizer."""
+    passes = json.loads((RESULTS / "passes-1xH200.json").read_text(encoding="utf-8"))["runs"]
+    cases = next(each["cases"] for each in passes if each["command"].endswith(f"--prompt 256 --response 1024 --cases padded,varlen,shared --tokens 32768{run}"))
+    one = Pass(positions=22 * 1280, fused=fused)
+    kept = memory.activations(HALF, "bfloat16", one, checkpointing=False) + memory.head(HALF, "bfloat16", positions=one.positions)
+    assert kept / GIB + 2 * 2 * HALF.parameters / GIB == pytest.approx(cases[0]["memory_gib"], rel=0.05)
 
 
 @pytest.mark.parametrize(
