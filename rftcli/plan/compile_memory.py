@@ -21,7 +21,7 @@ from rftcli.plan.compile_vllm import choice as engine_choice
 from rftcli.plan.compile_vllm import on_the_ranks, wanted_engine
 from rftcli.plan.facts import Facts, ModelFacts
 from rftcli.plan.memory import GIB, Pass, Shape
-from rftcli.plan.memory_ladder import FEWEST_TOKENS, MOST_TOKENS, Choice, Free, biggest, choose, ladder, told
+from rftcli.plan.memory_ladder import BESIDE_LESS, FEWEST_TOKENS, MOST_TOKENS, Choice, Free, biggest, choose, ladder, told
 from rftcli.plan.plan import BatchPlan, LearnerPlan, ModelPlan, RolloutPlan, WorldPlan
 from rftcli.plan.plan_memory import STAGES, MemoryPlan, MemoryRow
 from rftcli.rewards.scorers.spec import ScorerSpec
@@ -301,14 +301,15 @@ def _held(asked: Asked, size: float, offload: bool | str, choice: Choice) -> dic
 
 
 def sampling_least(asked: Asked, choice: Choice, shape: Shape) -> Parts:
-    """The engine's parts at the least that it starts with."""
+    """The engine's parts at the least that it starts with; beside a pass of more than BESIDE_LESS, with all that it wants."""
     recipe, world, policy = asked.recipe, asked.world, asked.policy
     engine, _ = engine_choice(recipe, asked.facts, world)
     if on_the_ranks(engine, recipe):
         wanted, section = wanted_engine(engine, recipe, asked.facts, world, policy), getattr(recipe.rollout, engine)
-        share = section.memory_share
-        cache = wanted.cache_least if share == "auto" else max(0.0, share * asked.device - wanted.weights - wanted.working)
-        awake = world.device == "cpu" or section.sleep == 0
+        share, roomy = section.memory_share, choice.tokens > BESIDE_LESS and len(_tokens(asked)) > 1
+        wants = wanted.cache_wanted if roomy else wanted.cache_least
+        cache = wants if share == "auto" else max(0.0, share * asked.device - wanted.weights - wanted.working)
+        awake = world.device == "cpu" or section.sleep == 0 or (roomy and section.sleep == "auto")
         return engine_parts(wanted, cache, awake=awake)
     if engine != "hf":
         return {}

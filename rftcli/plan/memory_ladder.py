@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 from rftcli.plan.memory import GIB
 
-MOST_TOKENS = {"cpu": 8192, "cuda": 16384}
+MOST_TOKENS = {"cpu": 8192, "cuda": 32768}
 """Positions of one pass at most: enough to fill the device."""
+BESIDE_LESS = 16384
+"""Up to here a pass is worth more than an engine that is awake with all the cache that it wants; a larger one gains a tenth."""
 FEW_TOKENS = 4096
 """From here down a pass fills a device badly: recomputing a layer costs less."""
 FEWEST_TOKENS = 512
@@ -71,7 +73,7 @@ def ladder(free: Free) -> list[Choice]:
             if least <= count < now.tokens:
                 step(tokens=count)
 
-    tokens(MOST_TOKENS["cpu"])  # half of the most costs little
+    tokens(8192)  # a quarter of the most costs little
     for stage in free.stages:
         if now.zero_stage < stage <= 2:
             step(zero_stage=stage)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rftcli.codec import from_data, to_data
 from rftcli.plan.facts import MachineFacts
-from rftcli.plan.memory_ladder import MOST_TOKENS, Choice, Free, choose, ladder
+from rftcli.plan.memory_ladder import BESIDE_LESS, MOST_TOKENS, Choice, Free, choose, ladder
 from rftcli.plan.plan import Plan
 from rftcli.plan.plan_memory import STAGES, MemoryPlan
 from rftcli.plan.show import plan_text
@@ -102,7 +102,21 @@ def test_a_plan_that_fits_stays_as_fast_as_it_can_be(compiled: Compiled, gpus: M
     assert large.learner.zero_stage == 2 and large.batch.tokens_per_micro_batch == 4096 and not large.policy.gradient_checkpointing
     assert large.memory is not None and large.memory.fits
     note = next(note for note in large.notes if note.startswith("ZeRO stage 2"))
-    assert "ZeRO 1, 16384 tokens a micro-batch: " in note and "too much; " in note and note.endswith("fits")
+    assert "ZeRO 1, 32768 tokens a micro-batch: " in note and "too much; " in note and note.endswith("fits")
+
+
+@pytest.mark.parametrize("gib", range(40, 150, 10))
+def test_the_largest_passes_take_nothing_from_the_engine(compiled: Compiled, gpus: MachineFacts, gib: int) -> None:
+    sets = ("rollout.engine=vllm", "rollout.max_new_tokens=1024", "batch.prompts_per_step=256")
+    plan = compiled(*sets, machine=replace(gpus, gpu_memory_gib=float(gib), vllm=True), ranks=1, train_rows=1000, **HALF)
+    tokens, engine = plan.batch.tokens_per_micro_batch, plan.rollout.vllm
+    assert tokens is not None and engine is not None and engine.cache_tokens is not None
+    wanted = (engine.max_sequences + 1) * engine.max_model_tokens
+    if tokens > BESIDE_LESS:
+        assert engine.sleep == 0 and engine.cache_tokens >= wanted
+    assert (tokens > BESIDE_LESS) is (gib >= 100)
+    fixed = compiled(*sets, "batch.tokens_per_micro_batch=20000", machine=replace(gpus, gpu_memory_gib=float(gib), vllm=True), ranks=1, **HALF)
+    assert not any("expect to run out" in note for note in fixed.notes)
 
 
 def test_what_the_recipe_says_stays(compiled: Compiled, gpus: MachineFacts) -> None:

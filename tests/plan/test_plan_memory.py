@@ -136,7 +136,8 @@ def test_measured_half_a_billion_parameters_on_a_gpu() -> None:
 def test_measured_with_and_without_fused_kernels_on_a_gpu(run: str, fused: bool) -> None:
     """128 rows of 1,280 positions in six passes, of 22 rows at most: weights and gradients in half precision, no optimizer."""
     passes = json.loads((RESULTS / "passes-1xH200.json").read_text(encoding="utf-8"))["runs"]
-    cases = next(each["cases"] for each in passes if each["command"].endswith(f"--prompt 256 --response 1024 --cases padded,varlen,shared --tokens 32768{run}"))
+    asked = f"--prompt 256 --response 1024 --cases padded,varlen,shared --tokens 32768{run}"
+    cases = next(each["cases"] for each in passes if each["command"].endswith(asked))
     one = Pass(positions=22 * 1280, fused=fused)
     kept = memory.activations(HALF, "bfloat16", one, checkpointing=False) + memory.head(HALF, "bfloat16", positions=one.positions)
     assert kept / GIB + 2 * 2 * HALF.parameters / GIB == pytest.approx(cases[0]["memory_gib"], rel=0.05)
