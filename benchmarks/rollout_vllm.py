@@ -4,7 +4,8 @@
     python -m benchmarks.rollout_vllm --shape qwen2.5-0.5b --prompts 128 --samples 8 --prompt-tokens 256 --new-tokens 512  # a GPU
 
 Ways: `bare` is `LLM.generate` with `n` samples a prompt, as others call it; `bare-rows` the same with one request a sample; `rft` the engine of the
-training ranks. Each without and with log-probs. Written as JSON: tokens a second (median and range), the ratio, how long pushes of weights take.
+training ranks; `rft-asking` the same with vLLM's own scheduler, which asks for room at every step. Each without and with log-probs. Written as JSON:
+tokens a second (median and range), the ratios, how long pushes of weights take.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rftcli.builtin import builtin_path
+from rftcli.engines import vllm_decode
 from rftcli.engines.vllm import VLLMSampler, start
 from rftcli.models.load import DTYPES, load_causal_lm, load_tokenizer
 from rftcli.runtime.engine_folder import config_folder
@@ -107,7 +110,7 @@ def ways(arguments: argparse.Namespace, llm: Any, sampler: VLLMSampler, vocabula
         asked = [{"prompt_token_ids": ids} for ids in prompts(turn) for _ in range(arguments.samples)]
         return sum(len(output.outputs[0].token_ids) for output in llm.generate(asked, params(1, logprobs), use_tqdm=False))
 
-    def rft(turn: int, logprobs: bool) -> int:
+    def rft(turn: int, logprobs: bool, quick: bool = True) -> int:
         requests = [
             Request(
                 prompt=Prompt(draw=draw, row=draw, row_id=str(draw), source="s", label="l", text="", token_ids=tuple(ids)),
@@ -116,10 +119,19 @@ def ways(arguments: argparse.Namespace, llm: Any, sampler: VLLMSampler, vocabula
             for draw, ids in enumerate(prompts(turn))
         ]
         settings = SamplingSettings(max_new_tokens=arguments.new_tokens, seed=turn, ignore_eos=True, logprobs=logprobs)
-        return sum(len(made.trace.ids) for made in sampler.generate(requests, settings))
+        if room is not None and quick:
+            room.use()
+        try:
+            return sum(len(made.trace.ids) for made in sampler.generate(requests, settings))
+        finally:
+            if room is not None:
+                room.undo()
 
+    room = vllm_decode.quicken(llm)
+    if room is not None:
+        room.undo()  # the bare ways have vLLM as it is
     found: dict[str, Callable[[int], int]] = {}
-    for name, way in (("bare", bare), ("bare-rows", rows), ("rft", rft)):
+    for name, way in (("bare", bare), ("bare-rows", rows), ("rft", rft), ("rft-asking", partial(rft, quick=False))):
         found[name] = lambda turn, way=way: way(turn, False)
         found[f"{name}+logprobs"] = lambda turn, way=way: way(turn, True)
     return found
@@ -139,9 +151,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         found["pushes_ms"].append(round((time.perf_counter() - begin) * 1000, 1))
     seconds: dict[str, list[float]] = {}
     tokens: dict[str, int] = {}
-    turn = 0
+    turn, found_ways = 0, ways(arguments, llm, sampler, model.config.vocab_size)
     for repeat in range(arguments.repeats + 1):
-        for name, way in ways(arguments, llm, sampler, model.config.vocab_size).items():
+        for name, way in found_ways.items():
             turn += 1
             begin = time.perf_counter()
             tokens[name] = way(turn)
@@ -158,6 +170,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     found["ratio"] = {
         "rft / bare": round(rate["rft"] / rate["bare"], 3),
         "rft / bare-rows": round(rate["rft"] / rate["bare-rows"], 3),
+        "rft / rft-asking": round(rate["rft"] / rate["rft-asking"], 3),
         "with log-probs": round(rate["rft+logprobs"] / rate["bare+logprobs"], 3),
     }
     if device.type == "cuda":

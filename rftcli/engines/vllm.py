@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from rftcli.engines import vllm_settings, vllm_weights
+from rftcli.engines import vllm_decode, vllm_settings, vllm_weights
 from rftcli.engines.finish import StopRule, is_greedy, stop_rule
 from rftcli.engines.separate import Row, completed, cut_at_stop, own_randomness, split, united, usable
 from rftcli.engines.vllm_adapter import AdapterSlot
@@ -208,6 +208,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
             raise UsageError(f"vLLM does not start: {str(error).strip()}", hint=hint) from error
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.ERROR)
+    vllm_decode.quicken(llm)
     runner = llm.collective_rpc(_runner_module)[0]
     params = partial(SamplingParams, output_kind=RequestOutputKind.FINAL_ONLY)
     return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(vllm_settings.FREE_SEEDS)

@@ -14,6 +14,7 @@ from engine_contract import Kit
 
 from rftcli.builtin import builtin_path
 from rftcli.engines.vllm import VLLMSampler, start
+from rftcli.engines.vllm_decode import quicken
 from rftcli.engines.vllm_weights import held_by
 from rftcli.errors import RftError
 from rftcli.models.load import load_causal_lm, load_tokenizer
@@ -69,6 +70,22 @@ def test_new_weights_arrive_whole_and_change_the_samples(kit: SimpleNamespace) -
     assert before != [made.trace.ids for made in kit.contract.sample()]
     kit.sampler.load(kit.contract.weights(), 3)
     assert before == [made.trace.ids for made in kit.contract.sample()]
+
+
+def test_steps_inside_a_block_sample_what_vllms_own_scheduler_samples(kit: SimpleNamespace) -> None:
+    room = quicken(kit.llm)
+    assert room is not None
+    kit.sampler.load(kit.contract.weights(), 1)
+    kit.contract.sample()  # the proofs
+    before = room.asked
+    quick = [made.trace.ids for made in kit.contract.sample()]
+    asked = room.asked - before
+    room.undo()
+    try:
+        assert quick == [made.trace.ids for made in kit.contract.sample()]
+    finally:
+        room.use()
+    assert 0 < asked < sum(map(len, quick))
 
 
 def test_a_stale_weight_is_found(kit: SimpleNamespace) -> None:
