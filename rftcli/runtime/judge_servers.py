@@ -16,6 +16,7 @@ from typing import Any
 from rftcli.builtin import builtin_path
 from rftcli.engines.vllm_http import Server, Wire
 from rftcli.engines.vllm_offer import wait_for
+from rftcli.engines.vllm_settings import whole_prompts
 from rftcli.errors import RftError, UsageError
 from rftcli.rewards.scorers.desk import ScorerGoneError
 from rftcli.rewards.scorers.spec import ScorerSpec, StartSpec
@@ -196,6 +197,8 @@ def arguments(start: StartSpec, model: str, template: Path | None) -> dict[str, 
         "disable_log_stats": True,
         "uvicorn_log_level": "warning",
     }
+    if not on_gpus and start.max_model_tokens is not None:
+        found |= whole_prompts(start.max_model_tokens)
     return found | dict(start.options)
 
 

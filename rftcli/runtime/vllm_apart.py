@@ -21,6 +21,7 @@ from rftcli.engines.vllm_http import Server, Wire, is_local
 from rftcli.engines.vllm_offer import EXTENSION, check, look, wait_for
 from rftcli.engines.vllm_remote import RemoteVLLMSampler
 from rftcli.engines.vllm_send import FilesPush, GroupPush, Push, SocketPush
+from rftcli.engines.vllm_settings import whole_prompts
 from rftcli.engines.vllm_stream import SocketWay
 from rftcli.errors import MachineError, RftError, UsageError
 from rftcli.models.load import DTYPES
@@ -297,6 +298,7 @@ def serve_words(place: Place, own: bool, run: str, number: int, more: dict[str, 
         "kv_cache_memory_bytes": vllm.cache_bytes,
         "enable_sleep_mode": True if vllm.sleep else None,
         "seed": key64("vllm server", plan.seed, place.attempt.number, number) % 2**31,
+        **(whole_prompts(vllm.max_model_tokens) if place.device.type == "cpu" else {}),
         **more,
         **vllm.options,
     }

@@ -14,7 +14,7 @@ import torch
 from rftcli.algo.keyed import key64
 from rftcli.engines.table import sampler_class
 from rftcli.engines.vllm_adapter import room_for
-from rftcli.engines.vllm_settings import needs_tokenizer
+from rftcli.engines.vllm_settings import needs_tokenizer, whole_prompts
 from rftcli.errors import UsageError
 from rftcli.models.load import DTYPES
 from rftcli.plan.plan import Plan
@@ -102,6 +102,8 @@ def arguments(plan: Plan, vllm: VllmPlan, world: World, device: torch.device, *,
         found["enable_sleep_mode"] = True
     if vllm.lora == "adapter" and plan.policy.lora is not None:
         found |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room_for(plan.policy.lora.rank)}
+    if device.type == "cpu":
+        found |= whole_prompts(vllm.max_model_tokens)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         # the cache has its own size; vLLM refuses to start where less than this share is free

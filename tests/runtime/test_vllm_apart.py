@@ -161,6 +161,7 @@ def test_what_an_engine_is_started_with(tmp_path) -> None:
     words = serve_words(place, True, "0123456789abcdef", 0, {"gpu_memory_utilization": 0.5})
     text = " ".join(words)
     for piece in ("f --served-model-name rft-0123456789ab", "--load-format dummy", "--max-num-seqs 24", "--enforce-eager", "--block-size 32",
-                  "--gpu-memory-utilization 0.5", "--generation-config vllm", "--kv-cache-memory-bytes"):  # fmt: skip
+                  "--gpu-memory-utilization 0.5", "--generation-config vllm", "--kv-cache-memory-bytes", "--no-enable-chunked-prefill",
+                  "--max-num-batched-tokens 4096"):  # fmt: skip
         assert piece in text
     assert "--enable-sleep-mode" not in text and "--graphs-up-to" not in text and "--trust-remote-code" not in text
