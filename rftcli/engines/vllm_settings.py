@@ -27,8 +27,8 @@ PREFILL_TOKENS = 4096
 
 
 def whole_prompts(most_tokens: int) -> dict[str, Any]:
-    """Arguments of an engine on a CPU, whose sequences have so many tokens at most. For a prompt in two parts vLLM turns the generator of its seed back,
-    which torch's generators of a CPU cannot do."""
+    """Arguments of an engine on a CPU, whose sequences have so many tokens at most. For a prompt in two parts vLLM turns the generator of its seed
+    back, which torch's generators of a CPU cannot do."""
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(PREFILL_TOKENS, most_tokens)}
 
 
