@@ -25,6 +25,10 @@ CASES = {
         [{"reward_mean": 0.5, "reward_errors": 3}, {"reward_errors": 0}, {}],
     ),
     "ratio_off": ([{"ratio_mean": 1.011}], [{"ratio_mean": 0.991}, {"ratio_mean": 1.009}]),
+    "sampler_gap": (
+        [{"sampler_logprob_gap": {"mean": 0.02, "max": 0.5}}, {}, {"sampler_logprob_gap": {"mean": 0.051, "max": 1.5}}],
+        [{"sampler_logprob_gap": {"mean": gap, "max": 3.0}} for gap in (0.03, 0.05, 1e-6, "nan")] + [{}],
+    ),
     "mostly_clipped": ([{"clip_low_fraction": 0.3, "clip_high_fraction": 0.21}], [{"clip_low_fraction": 0.3, "clip_high_fraction": 0.2}]),
     "kl_coefficient_runs": (
         [{"kl_coefficient": 0.05}, {"kl_coefficient": 0.51}],
