@@ -24,6 +24,7 @@ def test_plain_sampling_leaves_everything_off(kit) -> None:
     assert (plain["temperature"], plain["top_p"], plain["top_k"], plain["min_p"], plain["repetition_penalty"]) == (1.0, 1.0, 0, 0.0, 1.0)
     assert [plain[name] for name in ("logit_bias", "bad_words", "stop", "logprobs")] == [None] * 4
     assert (plain["detokenize"], plain["max_tokens"], plain["min_tokens"]) == (False, 8, 0)
+    assert (plain["include_stop_str_in_output"], plain["skip_special_tokens"]) == (True, False)  # text is that of the ids, all of them
 
 
 def test_end_tokens_are_stop_ids(kit) -> None:
