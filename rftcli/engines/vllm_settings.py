@@ -93,8 +93,11 @@ def rollout_seed(seed: int, sampled: Sequence[int]) -> int:
 
 
 def graphs(most: int, *, one_number: bool) -> dict[str, Any]:
-    """Graphs for every number of rows up to `most`: by default vLLM stops at 512, and larger batches run without. `one_number`: this vLLM takes the
-    largest and makes the others itself."""
+    """Graphs for every number of rows up to `most`, which is rounded up to a number that vLLM captures: it cuts others down to the one below, and the
+    largest batches would run without. By default it stops at 512. `one_number`: this vLLM takes the largest and makes the others itself."""
+    multiple = 1 if most <= 2 else 4 if most <= 4 else 8 if most <= 256 else 16
+    largest = -(-most // multiple) * multiple
     if one_number:
-        return {"max_cudagraph_capture_size": most}
-    return {"cudagraph_capture_sizes": [1, 2, 4, *range(8, min(most, 256) + 1, 8), *range(272, most + 1, 16)]}
+        return {"max_cudagraph_capture_size": largest}
+    every = (1, 2, 4, *range(8, 257, 8), *range(272, largest + 1, 16))
+    return {"cudagraph_capture_sizes": [size for size in every if size <= largest]}

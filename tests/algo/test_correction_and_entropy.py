@@ -26,6 +26,7 @@ def test_weights_in_numbers() -> None:
     ratio = of(0.3, 1.0, 3.0)
     assert correction.truncated(ratio, 2.0).tolist() == [0.3, 1.0, 2.0]
     assert correction.masked(ratio, (0.5, 2.0)).tolist() == [0.0, 1.0, 0.0]
+    assert correction.masked(of(0.5, 2.0, 0.4999, 2.0001), (0.5, 2.0)).tolist() == [0.5, 2.0, 0.0, 0.0]  # the bounds belong to the band
 
 
 def test_levels_in_numbers() -> None:

@@ -22,7 +22,8 @@ from engine_contract import Kit
 from rank_threads import on_ranks
 
 from rftcli.builtin import builtin_path
-from rftcli.engines.sglang import SGLangSampler
+from rftcli.engines.separate import Row
+from rftcli.engines.sglang import SGLangSampler, _answer
 from rftcli.engines.sglang_start import EngineDied, Running, failed_to_start, start
 from rftcli.engines.sglang_weights import buckets
 from rftcli.errors import MachineError, RftError, UsageError
@@ -240,6 +241,17 @@ def test_a_completion_that_is_cut_or_given_up_is_an_error(make: Make) -> None:
     engine(kit).loop.call_later(0.02, lambda: [aborted.set() for aborted in engine(kit)._running.values()])
     with pytest.raises(RftError, match="SGLang gave a completion up: Abort before prefill"):
         kit.sample(64, ignore_eos=True, max_new_tokens=6)
+
+
+def test_log_probs_of_other_tokens_than_the_sampled_are_an_error() -> None:
+    """Shifted by one, or of a token fewer: nothing is trained on log-probs that belong elsewhere."""
+    row = Row(prefix=(5,), draw=0, sample=0, done=0, limit=2)
+    about = {"finish_reason": {"type": "length"}, "output_token_logprobs": [(-0.5, 7, None), (-0.25, 8, None)]}
+    settings = SamplingSettings(max_new_tokens=2, seed=0, logprobs=True)
+    assert _answer({"output_ids": [7, 8], "meta_info": about}, settings, row) == ((7, 8), (-0.5, -0.25), FinishReason.LENGTH)
+    for told in (about["output_token_logprobs"][::-1], about["output_token_logprobs"][:1]):
+        with pytest.raises(RftError, match="log-probs of"):
+            _answer({"output_ids": [7, 8], "meta_info": {**about, "output_token_logprobs": told}}, settings, row)
 
 
 def test_ranks_of_one_engine_get_their_own_from_the_first(make: Make) -> None:

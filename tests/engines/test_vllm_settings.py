@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rftcli.engines.vllm_settings import arguments, needs_tokenizer, of_row, rollout_seed, row_seed
+from rftcli.engines.vllm_settings import arguments, graphs, needs_tokenizer, of_row, rollout_seed, row_seed
 from rftcli.errors import UsageError
 from rftcli.types import SamplingSettings
 
@@ -48,6 +48,15 @@ def test_only_the_sampled_tokens_log_probs_flat_where_this_vllm_can(kit) -> None
     assert "flat_logprobs" not in found(kit, logprobs=True)
     assert found(kit, (*FIELDS, "flat_logprobs", "skip_clone"), logprobs=True)["flat_logprobs"] is True
     assert found(kit, (*FIELDS, "flat_logprobs"))["flat_logprobs"] is False
+
+
+@pytest.mark.parametrize(("rows", "largest"), [(1, 1), (3, 4), (5, 8), (8, 8), (250, 256), (257, 272), (280, 288), (512, 512), (1000, 1008)])
+def test_graphs_reach_the_real_concurrency(rows, largest) -> None:
+    """vLLM captures 1, 2, 4, multiples of 8 to 256 and of 16 from there on, and cuts a largest number between two of them down."""
+    assert graphs(rows, one_number=True) == {"max_cudagraph_capture_size": largest}
+    sizes = graphs(rows, one_number=False)["cudagraph_capture_sizes"]
+    assert max(sizes) == largest >= rows and sizes == sorted(set(sizes))
+    assert set(sizes) <= {1, 2, 4, *range(8, 257, 8), *range(256, 2048, 16)}
 
 
 def test_refusals(kit) -> None:

@@ -104,6 +104,6 @@ def test_arguments_become_words() -> None:
         "--a-b", "1", "2", "--c", '{"d": 1}', "--f", "--no-g", "--h", "0.5",
     ]  # fmt: skip
     given = ["m", "--graphs-up-to", "600", "--x"]
-    assert arguments(given, scale_out=False, graph_size=True) == ["m", "--compilation-config", '{"max_cudagraph_capture_size": 600}', "--x"]
+    assert arguments(given, scale_out=False, graph_size=True) == ["m", "--compilation-config", '{"max_cudagraph_capture_size": 608}', "--x"]
     older = arguments(given, scale_out=True, graph_size=False)
-    assert older[-1] == "--enable-scale-out" and '"cudagraph_capture_sizes": [1, 2, 4, 8,' in older[2] and "592]" in older[2]
+    assert older[-1] == "--enable-scale-out" and '"cudagraph_capture_sizes": [1, 2, 4, 8,' in older[2] and "608]" in older[2]
