@@ -83,6 +83,21 @@ def test_absent_metrics_teach_nothing():
     assert [lessons({}, state) for _ in range(10)] == [[]] * 10
 
 
+def test_an_engine_that_drifts_is_told_before_it_stops_the_run():
+    """In float32, where rounding is a millionth: five times the first gap, and no rounding that grows."""
+
+    def codes(*gaps):
+        state = LessonState(on_policy=True)
+        return [code for gap in gaps for code, _ in lessons({"sampler_logprob_gap": {"mean": gap, "max": 4 * gap}}, state)]
+
+    assert codes(4e-5, 1.9e-4) == [] and codes(4e-5, 2.1e-4) == ["sampler_gap"]
+    assert codes(1e-6, 9e-5) == [] and codes(0.012, 0.05) == []
+    state = LessonState(on_policy=True)
+    lessons({"sampler_logprob_gap": {"mean": 0.01, "max": 0.2}}, state)
+    (text,) = dict(lessons({"sampler_logprob_gap": {"mean": 0.0601, "max": 2.5}}, state)).values()
+    assert "0.0601 nats apart on average (2.5 at most, 0.01 on average when first measured)" in text
+
+
 def test_a_ratio_away_from_one_is_expected_off_policy():
     assert lessons({"ratio_mean": 1.3}, LessonState(on_policy=False)) == []
 
