@@ -1,7 +1,7 @@
 """Every way to make an update faster or smaller gives the loss and gradient of the plain one, in bfloat16 on a GPU.
 
-The measure is the same model in float64: a lever may be no further away from it than the plain update, but for a factor that another order of rounding
-differs by. `tests/distributed` has the same in float32 on CPUs, to 1e-5.
+The measure is the same model in float64: a lever may be no further away from it than the plain update, but for a factor that two orders of rounding
+differ by. `tests/distributed` has the same in float32 on CPUs, to 1e-5.
 """
 
 from __future__ import annotations
