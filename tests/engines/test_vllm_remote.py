@@ -175,6 +175,10 @@ def test_a_push_that_fails_is_told_and_leaves_an_engine_without_weights(kit, tmp
         fake.model.spoils = False
         sampler.load(TRAINED.items(), 1)
         assert len(list(sampler.generate([kit.make_request(0, [10])], settings()))) == 4
+        fake.model.drops = "norm"
+        with pytest.raises(RftError, match="did not arrive"):
+            sampler.load(TRAINED.items(), 2)
+        assert fake.workers[0].rft_held == (None, None)  # neither the old ones nor the new
 
 
 def test_all_ranks_hear_of_a_push_that_failed_and_gather_to_its_end(kit, tmp_path) -> None:

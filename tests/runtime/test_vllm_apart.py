@@ -185,3 +185,8 @@ def test_what_an_engine_is_started_with(tmp_path) -> None:
                   "--gpu-memory-utilization 0.5", "--generation-config vllm", "--kv-cache-memory-bytes"):  # fmt: skip
         assert piece in text
     assert "--enable-sleep-mode" not in text and "--graphs-up-to" not in text and "--trust-remote-code" not in text
+    vllm = replace(place.vllm, graphs=True, sleep=1, max_sequences=1000)
+    wide = replace(place, plan=replace(plan, rollout=replace(plan.rollout, vllm=vllm)))
+    text = " ".join(serve_words(wide, True, "0123456789abcdef", 0, {}))
+    assert "--graphs-up-to 1000" in text and "--enable-sleep-mode" in text and "--enforce-eager" not in text
+    assert "--graphs-up-to" not in serve_words(wide, False, "0123456789abcdef", 0, {})  # vLLM's own command does not know it
