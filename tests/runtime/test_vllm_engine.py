@@ -14,7 +14,7 @@ from rftcli.plan.plan import Plan
 from rftcli.plan.plan_engine import VllmPlan
 from rftcli.plan.plan_models import LoraPlan
 from rftcli.runtime.prepare import prepare
-from rftcli.runtime.vllm_engine import arguments
+from rftcli.runtime.vllm_engine import arguments, reads
 from rftcli.runtime.world import SoloWorld
 
 CPU = torch.device("cpu")
@@ -66,3 +66,19 @@ def test_ranks_of_one_engine_have_one_seed_and_others_another(plan: Plan) -> Non
     assert asked(plan)["seed"] != asked(plan, rank=1)["seed"]
     assert asked(plan, rank=2, tensor_parallel=2)["seed"] == asked(plan, rank=3, tensor_parallel=2)["seed"]
     assert asked(replace(plan, seed=plan.seed + 1))["seed"] != asked(plan)["seed"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "text"),
+    [
+        ((), False),
+        (("rollout.stop=['####']",), True),
+        (("rollout.by_label={default: {stop: ['####']}}",), True),
+        (("rollout.by_label={default: {temperature: 0.5}}",), False),
+        (("rollout.bad_words=['Q']",), True),
+        (("rollout.structured={regex: 'a+'}",), True),
+    ],
+)
+def test_text_is_read_where_any_call_needs_it(sets: tuple[str, ...], text: bool) -> None:
+    """A label's own stop strings too: the engine is started once for all of them."""
+    assert reads(prepare(Path("quickstart"), sets, ranks=1, gpus=None).plan) is text
