@@ -35,6 +35,8 @@ def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any
     """
     for name in settings.options:
         raise UsageError(f"the engine vllm has no sampling option `{name}`", hint="rollout.hf.options are of the engine hf")
+    if settings.first_token_temperature is not None:
+        raise UsageError("the engine vllm has one temperature for a whole completion", hint="rollout.first_token_temperature is of the engine hf")
     stops = sorted({*settings.stop_token_ids, *(() if settings.ignore_eos else eos_ids)})
     banned_sequences(settings.bad_words, tokenizer)  # refuses what cannot be spelt, as in the other engines
     found: dict[str, Any] = {
