@@ -65,8 +65,6 @@ def adapter(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     for key in elsewhere:
         why = "in another process only whole weights have a way to it, and a proof that they arrived"
         yield Finding(path=asked[0], message="`adapter` needs an engine inside the ranks", reason=why, hint=hint, reads=(("rollout", "vllm", key),))
-    if engine == "auto":
-        return
     if lora is None:
         yield Finding(path=asked[0], message="needs `models.policy.lora`", reason="there is no adapter", hint=hint, reads=(here,))
         return

@@ -674,6 +674,13 @@ BREACHES = [
     ("vllm-sampling", ["rollout={engine: vllm, hf: {options: {typical_p: 0.9}}}"], "rollout.hf.options", "are options of the engine `hf`"),
     ("vllm-arguments", ["rollout.vllm.options={enable_lora: true}"], "rollout.vllm.options.enable_lora", "has a key of its own: `rollout.vllm.lora`"),
     ("vllm-lora", ["rollout={engine: vllm, vllm: {lora: adapter}}"], "rollout.vllm.lora", "needs `models.policy.lora`"),
+    ("vllm-lora", ["rollout={vllm: {lora: adapter}}"], "rollout.vllm.lora", "needs `models.policy.lora`"),  # on a GPU auto is vllm
+    (
+        "vllm-lora",
+        ["rollout={vllm: {lora: adapter}}", "models.policy.lora={options: {use_dora: true}}"],
+        "models.policy.lora.options.use_dora",
+        "`use_dora` does not go with `rollout.vllm.lora: adapter`",
+    ),
     *(
         (
             "vllm-lora",
