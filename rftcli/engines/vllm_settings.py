@@ -103,3 +103,12 @@ def graphs(most: int, *, one_number: bool) -> dict[str, Any]:
         return {"max_cudagraph_capture_size": largest}
     every = (1, 2, 4, *range(8, 257, 8), *range(272, largest + 1, 16))
     return {"cudagraph_capture_sizes": [size for size in every if size <= largest]}
+
+
+def compilation(most: int, own: Mapping[str, Any] | int, *, one_number: bool) -> dict[str, Any]:
+    """`compilation_config` with these graphs, beside what a person has written there; sizes of theirs count alone, since vLLM refuses two answers.
+    A bare number is its mode, as vLLM takes it."""
+    own = {"mode": own} if isinstance(own, int) else own
+    if {"max_cudagraph_capture_size", "cudagraph_capture_sizes"} & set(own):
+        return dict(own)
+    return graphs(most, one_number=one_number) | dict(own)

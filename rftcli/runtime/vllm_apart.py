@@ -301,6 +301,6 @@ def serve_words(place: Place, own: bool, run: str, number: int, more: dict[str, 
         **more,
         **vllm.options,
     }
-    graphs = ["--graphs-up-to", str(vllm.max_sequences)] if own and vllm.graphs and "compilation_config" not in vllm.options else []
+    graphs = ["--graphs-up-to", str(vllm.max_sequences)] if own and vllm.graphs else []
     return [place.folder, *flags(arguments), *graphs]
 

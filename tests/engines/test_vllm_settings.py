@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from rftcli.engines.vllm_settings import arguments, graphs, needs_tokenizer, of_row, rollout_seed, row_seed
+from rftcli.engines.vllm_settings import arguments, compilation, graphs, needs_tokenizer, of_row, rollout_seed, row_seed
 from rftcli.errors import UsageError
 from rftcli.types import SamplingSettings
 
@@ -66,6 +66,13 @@ def test_graphs_reach_the_real_concurrency(rows, largest) -> None:
     sizes = graphs(rows, one_number=False)["cudagraph_capture_sizes"]
     assert max(sizes) == largest >= rows and sizes == sorted(set(sizes))
     assert set(sizes) <= {1, 2, 4, *range(8, 257, 8), *range(256, 2048, 16)}
+
+
+def test_a_persons_compilation_goes_beside_the_graphs() -> None:
+    assert compilation(24, {"mode": 2}, one_number=True) == {"max_cudagraph_capture_size": 24, "mode": 2}
+    assert compilation(24, 3, one_number=True) == {"max_cudagraph_capture_size": 24, "mode": 3}
+    for own in ({"max_cudagraph_capture_size": 8, "mode": 2}, {"cudagraph_capture_sizes": [1, 8]}):
+        assert compilation(24, own, one_number=True) == own
 
 
 def test_refusals(kit) -> None:

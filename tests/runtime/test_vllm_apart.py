@@ -189,4 +189,8 @@ def test_what_an_engine_is_started_with(tmp_path) -> None:
     wide = replace(place, plan=replace(plan, rollout=replace(plan.rollout, vllm=vllm)))
     text = " ".join(serve_words(wide, True, "0123456789abcdef", 0, {}))
     assert "--graphs-up-to 1000" in text and "--enable-sleep-mode" in text and "--enforce-eager" not in text
+    vllm = replace(vllm, options={"compilation_config": {"mode": 2}})
+    own = replace(place, plan=replace(plan, rollout=replace(plan.rollout, vllm=vllm)))
+    text = " ".join(serve_words(own, True, "0123456789abcdef", 0, {}))
+    assert '--compilation-config {"mode": 2}' in text and "--graphs-up-to 1000" in text
     assert "--graphs-up-to" not in serve_words(wide, False, "0123456789abcdef", 0, {})  # vLLM's own command does not know it
