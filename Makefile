@@ -51,7 +51,7 @@ $(VLLM_VENV)/.ready: pyproject.toml constraints-cpu.txt Makefile
 	touch $@
 
 bench: install
-	$(VENV)/bin/python -m benchmarks.runs cpu
+	$(VENV)/bin/python -m benchmarks.gpu 0 --again
 
 completions: install
 	$(VENV)/bin/python scripts/make_completions.py

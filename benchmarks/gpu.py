@@ -1,7 +1,8 @@
-"""Everything that is measured on a machine of so many GPUs, one after the other: a table, and JSON under benchmarks/results/.
+"""Everything that is measured on a machine of so many GPUs, or on a CPU, one after the other: a table, and JSON under benchmarks/results/.
 
-    python -m benchmarks.gpu 1 --model FOLDER_OF_SMOLLM2          one GPU: against the peers, bare vLLM, passes of the update, own workloads
-    python -m benchmarks.gpu 2 --minutes 10                       two GPUs: strong and weak scaling, ZeRO 2 and 3, servers
+    python -m benchmarks.gpu 0                                    a CPU (`make bench`): commands, against the peers, checkpoints, growth, recipes
+    python -m benchmarks.gpu 1 --model FOLDER_OF_SMOLLM2          one GPU: against the peers, bare vLLM, a bare update, own workloads
+    python -m benchmarks.gpu 2 --minutes 10                       two GPUs: strong and weak scaling, ZeRO 2 and 3, a server
     python -m benchmarks.gpu 4 --list                             what there is and how long it takes
 
 What has its result already is not measured again (--again); what does not fit into --minutes is left for the next call. The first start of an engine
@@ -35,13 +36,15 @@ class Item:
 
 def against(name: str, minutes: float, what: str, *, sides: str = "rft", repeats: int = 1, ranks: int = 1, real: bool = False) -> Item:
     command = ("-m", "benchmarks.against", name, "--sides", sides, "--repeats", str(repeats), "--ranks", str(ranks))
-    result = f"against-{name}-x{ranks}-*.json" if ranks > 1 else f"against-{name}-[!x]*.json"
+    result = f"against-{name}-x{ranks}-*.json" if ranks > 1 else f"against-{name}-[A-Zc]*.json"  # the card: NVIDIA-..., or cpu
     return Item(what=what, minutes=minutes, command=command, result=result, real=real)
 
 
 def passes(shape: str, prompt: int, response: int, *more: str) -> Item:
     name = f"passes-{shape}-{prompt}-{response}{'-liger' if '--liger' in more else ''}.json"
-    command = ("-m", "benchmarks.passes", "--shape", shape, "--prompt", str(prompt), "--response", str(response), "--tokens", "32768", *more)
+    cases = () if "--liger" in more else ("--cases", "bare,padded,varlen,shared")
+    sizes = ("--shape", shape, "--prompt", str(prompt), "--response", str(response), "--tokens", "32768")
+    command = ("-m", "benchmarks.passes", *sizes, *cases, *more)
     return Item(what=f"passes of the update, {shape}, {prompt} + {response}", minutes=1, command=(*command, "--out", f"{{out}}/{name}"), result=name)
 
 
@@ -52,8 +55,28 @@ def rollout(shape: str, minutes: float) -> Item:
     return Item(what=f"the engine against bare vLLM, {shape}", minutes=minutes, command=command, result=name)
 
 
+def on_cpu(what: str, minutes: float, module: str, result: str, *options: str) -> Item:
+    return Item(what=what, minutes=minutes, command=("-m", f"benchmarks.{module}", *options, "--out", f"{{out}}/{result}"), result=result)
+
+
+CPU_SIDES = "rft,trl-tuned,trl-default,plain"
+SMALL_CHECKPOINT = ("--shape", "135m", "--prompts", "2", "--prompt", "16", "--response", "8", "--steps", "2", "--repeats", "1", "--ranks", "1",
+                    "--set", "rollout.samples_per_prompt=4")  # fmt: skip
+
 # To add one: an item. In the order of what is wanted first.
 MACHINES: dict[int, tuple[Item, ...]] = {
+    0: (
+        on_cpu("commands, the first token, resume", 6, "commands", "commands-cpu.json"),
+        against("c1", 3, "a step against the peers, tiny", sides=CPU_SIDES, repeats=2),
+        against("c2", 5, "a step against the peers, small", sides=CPU_SIDES, repeats=2),
+        against("c2", 2, "small, two ranks", ranks=2),
+        against("c1-ppo", 2, "PPO, tiny"),
+        against("c3", 8, "a step against the peers, SmolLM2's shape", sides="rft,trl-tuned,plain", repeats=2),
+        against("c3-bf16", 8, "the same in bfloat16", sides="rft,trl-tuned"),
+        on_cpu("what a checkpoint holds up, 135M", 2, "checkpoint", "checkpoint-135m-cpu.json", *SMALL_CHECKPOINT),
+        on_cpu("how a step grows", 10, "growth", "growth-cpu.json"),
+        on_cpu("the shipped recipes", 20, "runs", "runs-cpu.json", "cpu"),
+    ),
     1: (
         against("cmp-0.5b", 18, "a step against TRL, 0.5B", sides=PEERS, repeats=2),
         against("real", 14, "a step against TRL, SmolLM2, real ends", sides=PEERS, repeats=2, real=True),
@@ -64,7 +87,7 @@ MACHINES: dict[int, tuple[Item, ...]] = {
         against("cmp-1.5b", 20, "a step against TRL, 1.5B", sides=PEERS, repeats=2),
         against("std-0.5b", 5, "W-std, 0.5B"),
         against("std-1.5b", 8, "W-std, 1.5B"),
-        against("long-prompts", 8, "long prompts, shared in the update", sides="rft,trl-tuned"),
+        against("long-prompts", 12, "long prompts, shared in the update", sides="rft,trl-tuned"),
         against("cmp-smollm2", 4, "the engine inside and beside", sides="rft,rft-beside"),
         against("ppo-0.5b", 4, "PPO with a critic and a reward model"),
         against("lora-7b", 7, "7B, LoRA"),
@@ -75,12 +98,17 @@ MACHINES: dict[int, tuple[Item, ...]] = {
     2: (
         against("std-0.5b", 4, "strong scaling, 0.5B", ranks=2),
         against("std-1.5b", 6, "strong scaling, 1.5B", ranks=2),
+        against("weak-0.5b-x2", 5, "weak scaling, 0.5B", ranks=2),
+        against("weak-1.5b-x2", 8, "weak scaling, 1.5B", ranks=2),
+        against("server-1.5b", 8, "one GPU trains and one samples, 1.5B"),
         against("std-3b-zero2", 8, "3B, ZeRO 2", ranks=2),
         against("std-3b-zero3", 8, "3B, ZeRO 3", ranks=2),
     ),
     4: (
         against("std-0.5b", 3, "strong scaling, 0.5B", ranks=4),
         against("std-1.5b", 5, "strong scaling, 1.5B", ranks=4),
+        against("weak-0.5b-x4", 5, "weak scaling, 0.5B", ranks=4),
+        against("weak-1.5b-x4", 8, "weak scaling, 1.5B", ranks=4),
         against("std-7b-zero2", 10, "7B, ZeRO 2", ranks=4),
         against("std-7b-zero3", 10, "7B, ZeRO 3", ranks=4),
     ),
@@ -89,7 +117,7 @@ MACHINES: dict[int, tuple[Item, ...]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gpus", type=int, choices=list(MACHINES))
+    parser.add_argument("gpus", type=int, choices=list(MACHINES), help="0: a CPU")
     parser.add_argument("--model", type=Path, help="folder of SmolLM2-135M-Instruct, for what needs real weights")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that would take longer than this in all")
     parser.add_argument("--again", action="store_true", help="measure what has its result already")
@@ -97,6 +125,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     start, failed = time.monotonic(), []
     for item in MACHINES[options.gpus]:
         text = " ".join(item.command)

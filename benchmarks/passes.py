@@ -5,7 +5,8 @@
     python -m benchmarks.passes --shape tiny --prompts 4 --prompt 32 --response 16 --tokens 512        (a CPU, in seconds)
 
 The micro-batches are those of a run, with random ids; gradients add up and no optimizer steps. `host` is the time until the host has handed
-everything to the device: where it is near the whole, the device waits for it. Cases are those of `benchmarks.update`.
+everything to the device: where it is near the whole, the device waits for it. Cases are those of `benchmarks.update`, and `bare`: the loop of a few
+lines of transformers and torch over the same rows.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from rftcli.stages import batches
 from rftcli.types import Batch, Experience
 
 CASES = {
+    "bare": ("sdpa", "padded", False),
     "padded": ("sdpa", "padded", False),
     "masked": ("sdpa", "packed", False),
     "varlen": ("varlen", "packed", False),
     "shared": ("varlen", "packed", True),
 }
-"""Name -> attention, layout, whether prompts are shared."""
+"""Name -> attention, layout, whether prompts are shared. bare: transformers' own pass, and one log-softmax of all scores."""
 TOP = 25
 """Kernels shown."""
 
@@ -54,6 +56,19 @@ def made_policy(shape: str, attention: str, device: torch.device, longest: int, 
     if liger:
         kernels.apply(model)
     return CausalPolicy(model, fused=fused).train()
+
+
+class BarePolicy(torch.nn.Module):
+    """What an update loop of a few lines does: scores of every position over the whole vocabulary, in float32."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def logprobs(self, batch: Batch, temperature: float) -> tuple[Tensor, None]:
+        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "position_ids": batch.position_ids}
+        table = (self.model(**inputs, use_cache=False).logits.float() / temperature).log_softmax(-1)
+        return table.flatten(0, 1)[batch.select].gather(-1, batch.target_ids[:, None])[:, 0], None
 
 
 def experiences(options: argparse.Namespace) -> list[Experience]:
@@ -105,7 +120,7 @@ class Clock:
         return time.perf_counter()
 
 
-def one_pass(policy: CausalPolicy, batch: Batch, clocks: dict[str, Clock], no_gradient: bool) -> Tensor:
+def one_pass(policy: CausalPolicy | BarePolicy, batch: Batch, clocks: dict[str, Clock], no_gradient: bool) -> Tensor:
     with clocks["no_gradient"], torch.no_grad():
         if no_gradient:
             policy.logprobs(batch, 1.0)
@@ -120,12 +135,13 @@ def one_pass(policy: CausalPolicy, batch: Batch, clocks: dict[str, Clock], no_gr
 def run_case(options: argparse.Namespace, name: str, device: torch.device) -> dict[str, Any]:
     attention, layout, shares = CASES[name]
     fused = not options.plain_scores and kernels_work(device) is None
-    policy = made_policy(options.shape, attention, device, options.prompt + options.response, fused=fused, liger=options.liger)
+    made = made_policy(options.shape, attention, device, options.prompt + options.response, fused=fused, liger=options.liger)
+    policy = BarePolicy(made.model) if name == "bare" else made
     parts = micro_batches(options, layout, shares, device)
     positions, trained = sum(part.input_ids.numel() for part in parts), sum(part.target_ids.numel() for part in parts)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    found: dict[str, Any] = {"fused_scores": fused, "micro_batches": len(parts), "positions": positions, "trained": trained}
+    found: dict[str, Any] = {"fused_scores": fused and name != "bare", "micro_batches": len(parts), "positions": positions, "trained": trained}
     for repeat in range(options.repeats + 1):  # the first warms up
         policy.zero_grad()
         clocks = {part: Clock(device) for part in ("no_gradient", "forward", "backward")}
@@ -141,7 +157,7 @@ def run_case(options: argparse.Namespace, name: str, device: torch.device) -> di
     return found
 
 
-def busiest(policy: CausalPolicy, batch: Batch, device: torch.device) -> str:
+def busiest(policy: CausalPolicy | BarePolicy, batch: Batch, device: torch.device) -> str:
     """Where one micro-batch's time goes, forward and backward."""
     from torch.profiler import ProfilerActivity, profile
 

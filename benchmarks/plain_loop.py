@@ -43,7 +43,7 @@ def main() -> None:
         rewards = torch.tensor([even_share(text) for text in tokenizer.batch_decode(answers)], device=device)
         groups = rewards.view(-1, workload.samples)
         advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).view(-1)
-        for rows in torch.arange(workload.rows, device=device).split(workload.micro_batch):
+        for rows in torch.arange(workload.rows, device=device).split(workload.rows_at_once):
             logits = model(made[rows], logits_to_keep=answers.shape[1] + 1).logits[:, :-1].float()
             logprobs = torch.log_softmax(logits, -1).gather(-1, answers[rows, :, None])[..., 0]
             ratio = (logprobs - logprobs.detach()).exp()

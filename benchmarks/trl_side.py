@@ -49,7 +49,7 @@ def main() -> None:
     path, prompts = prepare(workload, Path(sys.argv[2]))
     cuda = torch.cuda.is_available()
     steps = workload.warm_up + workload.steps
-    rows = workload.rows_of_peers if tuned else min(GRPOConfig.per_device_train_batch_size, workload.rows_of_peers)
+    rows = workload.rows_at_once if tuned else min(GRPOConfig.per_device_train_batch_size, workload.rows_at_once)
     settings: dict[str, Any] = {
         "per_device_train_batch_size": rows, "gradient_accumulation_steps": workload.rows // rows, "num_generations": workload.samples,
         "max_completion_length": workload.new_tokens, "learning_rate": workload.lr, "lr_scheduler_type": "constant", "adam_beta2": 0.95,

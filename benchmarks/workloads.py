@@ -21,8 +21,8 @@ FIRST_WORD = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """`steps` counted after `warm_up`. `micro_batch`: rows that go through the model at once when learning, on every side that is tuned; 0: what the
-    plan takes, and `peer_rows` of the other sides (0: no other side has this workload). `sets`: of the recipe, which only rft has; `scorer`: a
-    classifier of the same shape gives half of the reward."""
+    plan takes, and `peers_micro_batch` on the other sides; 0 there too: the workload is rft's alone. `sets`: of the recipe, which only rft has;
+    `scorer`: a classifier of the same shape gives half of the reward."""
 
     what: str
     shape: str | None = None
@@ -35,7 +35,7 @@ class Workload:
     steps: int
     dtype: str = "float32"
     micro_batch: int = 0
-    peer_rows: int = 0
+    peers_micro_batch: int = 0
     engine: str = "hf"
     lr: float = 1e-6
     sets: tuple[str, ...] = ()
@@ -44,11 +44,12 @@ class Workload:
     @property
     def for_all(self) -> bool:
         """Whether the other sides can do the same."""
-        return self.rows_of_peers > 0 and not self.sets and not self.scorer
+        return self.rows_at_once > 0 and not self.sets and not self.scorer
 
     @property
-    def rows_of_peers(self) -> int:
-        return self.micro_batch or self.peer_rows
+    def rows_at_once(self) -> int:
+        """Of the other sides when they learn."""
+        return self.micro_batch or self.peers_micro_batch
 
     @property
     def ends_early(self) -> bool:
@@ -96,6 +97,10 @@ STD: dict[str, Any] = {**OURS, "prompts": 128, "samples": 8, "prompt_tokens": 25
 # To add one: a row.
 WORKLOADS: dict[str, Workload] = {
     "c1": Workload(what="tiny, CPU", shape="tiny", prompts=8, samples=4, prompt_tokens=32, new_tokens=64, warm_up=2, steps=10, micro_batch=32),
+    "c1-ppo": Workload(
+        what="tiny, CPU, PPO with a critic", shape="tiny", prompts=8, samples=4, prompt_tokens=32, new_tokens=64, warm_up=2, steps=10,
+        micro_batch=32, sets=("algorithm.advantage.kind=gae", "models.critic={}"),
+    ),
     "c2": Workload(what="small, CPU", shape="small", prompts=8, samples=4, prompt_tokens=32, new_tokens=64, warm_up=2, steps=6, micro_batch=32),
     "c3": Workload(what="SmolLM2's shape, CPU", shape="smollm2", prompts=2, samples=4, prompt_tokens=32, new_tokens=32, steps=3, micro_batch=8),
     "c3-bf16": Workload(
@@ -108,12 +113,22 @@ WORKLOADS: dict[str, Workload] = {
     "real": Workload(what="a model's own weights, real ends", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
     "std-0.5b": Workload(what="W-std, 0.5B", shape="qwen2.5-0.5b", **STD),
     "std-1.5b": Workload(what="W-std, 1.5B", shape="qwen2.5-1.5b", **STD),
+    "server-1.5b": Workload(
+        what="W-std, 1.5B, one GPU trains and one samples", shape="qwen2.5-1.5b", sets=("rollout.vllm.server={start: {gpus: [1]}}",), **STD,
+    ),
+    **{
+        f"weak-{size}-x{gpus}": Workload(
+            what=f"W-std's prompts a GPU, {size.upper()}, {gpus} GPUs", shape=f"qwen2.5-{size}", **{**STD, "prompts": gpus * STD["prompts"]}
+        )
+        for size in ("0.5b", "1.5b")
+        for gpus in (2, 4)
+    },
     "std-3b-zero2": Workload(what="W-std, 3B, ZeRO 2", shape="qwen2.5-3b", sets=("train.deepspeed.zero_stage=2",), **STD),
     "std-3b-zero3": Workload(what="W-std, 3B, ZeRO 3", shape="qwen2.5-3b", sets=("train.deepspeed.zero_stage=3",), **STD),
     "std-7b-zero2": Workload(what="W-std, 7B, ZeRO 2", shape="qwen2.5-7b", sets=("train.deepspeed.zero_stage=2",), **STD),
     "std-7b-zero3": Workload(what="W-std, 7B, ZeRO 3", shape="qwen2.5-7b", sets=("train.deepspeed.zero_stage=3",), **STD),
     "long-prompts": Workload(
-        what="1.5B, long prompts", shape="qwen2.5-1.5b", prompts=32, samples=8, prompt_tokens=2048, new_tokens=256, peer_rows=8, **OURS,
+        what="1.5B, long prompts", shape="qwen2.5-1.5b", prompts=32, samples=8, prompt_tokens=2048, new_tokens=256, peers_micro_batch=8, **OURS,
     ),
     "lora-7b": Workload(
         what="7B, LoRA of rank 32", shape="qwen2.5-7b", prompts=32, samples=8, prompt_tokens=256, new_tokens=512,

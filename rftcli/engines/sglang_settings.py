@@ -71,6 +71,7 @@ def _refuse(settings: SamplingSettings) -> None:
         raise UsageError(f"the engine sglang has no sampling option `{name}`", hint="rollout.hf.options are of the engine hf")
     refused = {
         "has no `bad_words`": bool(settings.bad_words),
+        "has one temperature for a whole completion": settings.first_token_temperature is not None,
         "counts a repetition penalty over the completion alone, the other engines over the prompt too": settings.repetition_penalty != 1.0,
         "ignores `stop_token_ids` together with `ignore_eos`": settings.ignore_eos and bool(settings.stop_token_ids),
         "ends at a stop string before `min_new_tokens`": settings.min_new_tokens > 0 and any(settings.stop),

@@ -16,7 +16,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 
 from rftcli.engines import sglang_worker
+from rftcli.engines.ports import HeldPort
 from rftcli.engines.separate import own_randomness
 from rftcli.engines.sglang_weights import Pack
 from rftcli.errors import MachineError, RftError, UsageError
@@ -73,6 +73,8 @@ class Running:
     """It can call a function of ours on its model."""
     pack: Pack | None
     """None: weights travel as lists of tensors."""
+    port: HeldPort
+    """Where its processes meet."""
     dead: bool = False
 
     @contextmanager
@@ -108,6 +110,7 @@ class Running:
                 getattr(process, act)()
             for process in alive:
                 process.join(END_SECONDS / max(1, len(alive)))
+        self.port.close()
 
 
 def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> Running:
@@ -125,7 +128,8 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any],
         if unknown:
             raise UsageError(f"rollout.sglang.options: this version of SGLang has no argument `{unknown[0]}`")
         _refuse_lacking(sglang.Engine)
-        wanted = {**arguments, "nccl_port": _free_port(), "custom_weight_loader": [sglang_worker.NAME], "custom_sigquit_handler": failed_to_start}
+        port = HeldPort("127.0.0.1")
+        wanted = {**arguments, "nccl_port": port.number, "custom_weight_loader": [sglang_worker.NAME], "custom_sigquit_handler": failed_to_start}
         named = {name if name in known else OTHER_NAMES.get(name, name): value for name, value in wanted.items()}
         asked = {name: value for name, value in named.items() if name in known} | dict(options)
         try:
@@ -133,6 +137,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any],
             atexit.unregister(engine.shutdown)
             engine.flush_cache()  # its first call takes signals over
         except (ValueError, TypeError, NotImplementedError, RuntimeError, AssertionError, EOFError, EngineDied) as error:
+            port.close()
             raise UsageError(f"SGLang does not start: {str(error).strip() or type(error).__name__}", hint=HINT) from error
         loop = getattr(engine, "loop", None) or asyncio.get_event_loop_policy().get_event_loop()
         loop.run_until_complete(_without_signals())
@@ -144,6 +149,7 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any],
         keeps_weights=bool(asked.get("enable_weights_cpu_backup", False)),
         checkable="custom_weight_loader" in known,
         pack=_pack(),
+        port=port,
     )
     atexit.register(found.end)  # a run that fails does not leave them behind, nor wait for them
     if threading.current_thread() is threading.main_thread():
@@ -170,12 +176,6 @@ async def _without_signals() -> None:
     """The loop's own handlers end; some loops let go of them only while they run."""
     for number in TAKEN_OVER:
         asyncio.get_running_loop().remove_signal_handler(number)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def _pack() -> Pack | None:

@@ -198,8 +198,8 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
     asked = {name: value for name, value in arguments.items() if name in known} | dict(options)
     if "graphs_up_to" in arguments:
         one_number = "max_cudagraph_capture_size" in CompilationConfig.__dataclass_fields__
-        graphs = vllm_settings.graphs(arguments["graphs_up_to"], one_number=one_number)
-        asked["compilation_config"] = graphs | dict(options.get("compilation_config", {}))
+        own = options.get("compilation_config", {})
+        asked["compilation_config"] = vllm_settings.compilation(arguments["graphs_up_to"], own, one_number=one_number)
     with own_randomness(torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")):
         try:
             llm = LLM(folder, **asked)

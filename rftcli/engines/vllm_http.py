@@ -38,6 +38,8 @@ class Server:
 
     url: str
     last_words: Callable[[], str | None] = lambda: None
+    gpus: tuple[str, ...] = ()
+    """Those that it was started on, by the names that `CUDA_VISIBLE_DEVICES` has for them; empty: not known, or a CPU."""
     progress: float = 0.0
     """When it last finished something, by the monotonic clock."""
     held: tuple[str, int] | None = None
@@ -52,7 +54,8 @@ class Server:
 
     @property
     def shown(self) -> str:
-        return f"vLLM server {redacted_text(self.url)}"
+        where = f" (GPU {', '.join(self.gpus)})" if self.gpus else ""
+        return f"vLLM server {redacted_text(self.url)}{where}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

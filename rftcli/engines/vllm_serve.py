@@ -13,13 +13,14 @@ import os
 import sys
 from typing import Any
 
-from rftcli.engines.vllm_settings import graphs
+from rftcli.engines.vllm_settings import compilation
 
 FRONTENDS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
 """Where the server's own arguments are declared: the newer place, and the older one."""
 SERVERS = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
 """Where it is run, likewise."""
 GRAPHS = "--graphs-up-to"
+COMPILATION = "--compilation-config"
 
 
 def arguments(given: list[str], *, scale_out: bool, graph_size: bool) -> list[str]:
@@ -27,7 +28,13 @@ def arguments(given: list[str], *, scale_out: bool, graph_size: bool) -> list[st
     found = list(given)
     if GRAPHS in found:
         at = found.index(GRAPHS)
-        found[at : at + 2] = ["--compilation-config", json.dumps(graphs(int(found[at + 1]), one_number=graph_size))]
+        most, own = int(found[at + 1]), dict[str, Any]()
+        del found[at : at + 2]
+        if COMPILATION in found:
+            at = found.index(COMPILATION)
+            own = json.loads(found[at + 1])
+            del found[at : at + 2]
+        found[at:at] = [COMPILATION, json.dumps(compilation(most, own, one_number=graph_size))]
     return [*found, "--enable-scale-out"] if scale_out else found
 
 

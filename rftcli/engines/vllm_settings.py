@@ -45,6 +45,8 @@ def arguments(settings: SamplingSettings, eos_ids: Sequence[int], tokenizer: Any
     """
     for name in settings.options:
         raise UsageError(f"the engine vllm has no sampling option `{name}`", hint="rollout.hf.options are of the engine hf")
+    if settings.first_token_temperature is not None:
+        raise UsageError("the engine vllm has one temperature for a whole completion", hint="rollout.first_token_temperature is of the engine hf")
     stops = sorted({*settings.stop_token_ids, *(() if settings.ignore_eos else eos_ids)})
     banned_sequences(settings.bad_words, tokenizer)  # refuses what cannot be spelt, as in the other engines
     found: dict[str, Any] = {
@@ -103,8 +105,20 @@ def rollout_seed(seed: int, sampled: Sequence[int]) -> int:
 
 
 def graphs(most: int, *, one_number: bool) -> dict[str, Any]:
-    """Graphs for every number of rows up to `most`: by default vLLM stops at 512, and larger batches run without. `one_number`: this vLLM takes the
-    largest and makes the others itself."""
+    """Graphs for every number of rows up to `most`, which is rounded up to a number that vLLM captures: it cuts others down to the one below, and the
+    largest batches would run without. By default it stops at 512. `one_number`: this vLLM takes the largest and makes the others itself."""
+    multiple = 1 if most <= 2 else 4 if most <= 4 else 8 if most <= 256 else 16
+    largest = -(-most // multiple) * multiple
     if one_number:
-        return {"max_cudagraph_capture_size": most}
-    return {"cudagraph_capture_sizes": [1, 2, 4, *range(8, min(most, 256) + 1, 8), *range(272, most + 1, 16)]}
+        return {"max_cudagraph_capture_size": largest}
+    every = (1, 2, 4, *range(8, 257, 8), *range(272, largest + 1, 16))
+    return {"cudagraph_capture_sizes": [size for size in every if size <= largest]}
+
+
+def compilation(most: int, own: Mapping[str, Any] | int, *, one_number: bool) -> dict[str, Any]:
+    """`compilation_config` with these graphs, beside what a person has written there; sizes of theirs count alone, since vLLM refuses two answers.
+    A bare number is its mode, as vLLM takes it."""
+    own = {"mode": own} if isinstance(own, int) else own
+    if {"max_cudagraph_capture_size", "cudagraph_capture_sizes"} & set(own):
+        return dict(own)
+    return graphs(most, one_number=one_number) | dict(own)

@@ -24,6 +24,12 @@ LARGE_KL = 1.0
 """Nats a token against the reference. Runs that stay close lie well below 0.1; at 1 the policy has little in common with its first weights."""
 RATIO_TOLERANCE = 0.01
 """Rounding between two forward passes stays below this; a wrong mask, temperature or shift does not."""
+WIDE_GAP = 0.08
+"""Nats a token between engine and trainer on average. In bfloat16 rounding gives 0.01 to 0.06; at 0.1 a run in bfloat16 stops."""
+GAP_GROWTH = 5.0
+"""The same against the first time it was measured; rounding stays where it was."""
+GAP_NOISE = 1e-4
+"""Below this a gap that grows is rounding all the same."""
 COEFFICIENT_GROWTH = 10.0
 """The KL coefficient against that of the first step."""
 LOST_CRITIC = 1.0
@@ -77,7 +83,8 @@ class LessonState:
 class Lesson:
     """One thing to notice. `holds(metrics by dotted name, state)`; it is taught when it held for `steps` steps in a row.
 
-    `text` may name metrics of the step that its condition needs, as in {kl:.3g}, and {steps}, {first_entropy} and {first_kl_coefficient}.
+    `text` may name metrics of the step that its condition needs, as in {kl:.3g}, dots written as _, and {steps}, {first_entropy},
+    {first_kl_coefficient} and {first_sampler_gap}.
     """
 
     code: str
@@ -98,7 +105,8 @@ def lessons(metrics: Mapping[str, Any], state: LessonState) -> list[tuple[str, s
         state.streaks[lesson.code] = state.streaks[lesson.code] + 1 if lesson.holds(flat, state) else 0
         if state.streaks[lesson.code] >= lesson.steps and lesson.code not in state.taught:
             state.taught.add(lesson.code)
-            values = {**flat, "steps": lesson.steps, **{f"first_{name}": value for name, value in state.first.items()}}
+            named = {name.replace(".", "_"): value for name, value in flat.items()}
+            values = {**named, "steps": lesson.steps, **{f"first_{name}": value for name, value in state.first.items()}}
             found.append((lesson.code, lesson.text.format_map(values)))
     return [*found, *_silent_parts(metrics, state), *_failing_parts(metrics, state), *_uneven_parts(metrics, state)]
 
@@ -166,6 +174,8 @@ def _remember(flat: Mapping[str, float], state: LessonState) -> None:
         state.first.setdefault("entropy", flat["entropy"])
     if "kl_coefficient" in flat:
         state.first.setdefault("kl_coefficient", flat["kl_coefficient"])
+    if math.isfinite(flat.get("sampler_logprob_gap.mean", math.nan)):
+        state.first.setdefault("sampler_gap", flat["sampler_logprob_gap.mean"])
     if flat.get("reward_mean", 0.0) != 0.0 or flat.get("reward_std", 0.0) != 0.0:
         state.always_zero = False
     state.errors = [*state.errors, flat.get("reward_errors", 0.0)][-ERROR_STEPS:]
@@ -216,6 +226,11 @@ def _errors_grow(flat: Mapping[str, float], state: LessonState) -> bool:
 
 def _ratio_off(flat: Mapping[str, float], state: LessonState) -> bool:
     return state.on_policy and abs(flat.get("ratio_mean", 1.0) - 1.0) > RATIO_TOLERANCE
+
+
+def _engine_drifts(flat: Mapping[str, float], state: LessonState) -> bool:
+    gap = flat.get("sampler_logprob_gap.mean", 0.0)
+    return gap > WIDE_GAP or gap > max(GAP_NOISE, GAP_GROWTH * state.first.get("sampler_gap", math.inf))
 
 
 def _coefficient_runs(flat: Mapping[str, float], state: LessonState) -> bool:
@@ -302,6 +317,14 @@ LESSONS: tuple[Lesson, ...] = (
         text="The mean ratio of new to old probability is {ratio_mean:.4f} in an update that starts at the sampled policy, where it has to be "
         "1: old and new log-probabilities are computed differently. Look at `models.policy.dropout`, `models.policy.attention`, "
         "`models.policy.dtype` and `batch.layout`.",
+    ),
+    Lesson(
+        code="sampler_gap",
+        holds=_engine_drifts,
+        text="Engine and trainer give the tokens that were sampled log-probabilities {sampler_logprob_gap_mean:.3g} nats apart on average "
+        "({sampler_logprob_gap_max:.3g} at most, {first_sampler_gap:.3g} on average when first measured): training takes samples of one policy "
+        "for those of another. Far apart on average, the run stops. Look at `algorithm.loss.correction` (weighs the difference out), at "
+        "`models.policy.dtype` (float32 tells whether it is rounding) and at the engine's own number types, as in `rollout.vllm.options`.",
     ),
     Lesson(
         code="mostly_clipped",

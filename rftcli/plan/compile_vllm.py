@@ -137,11 +137,14 @@ def engine_needs(recipe: Recipe) -> int:
 
 
 def _sequences(name: str, recipe: Recipe, world: WorldPlan) -> int:
-    """One engine's share of a rollout."""
+    """One engine's share of a rollout, with the prompts that a step may drop and the greedy twins."""
     server = server_plan(recipe) if name == "vllm" else None
     share = getattr(recipe.rollout, name).tensor_parallel / world.ranks if server is None else 1 / max(1, server.count)
-    prompts = recipe.batch.prompts_per_step * share / recipe.batch.rollouts_per_update
-    rows = math.ceil(prompts) * recipe.rollout.samples_per_prompt
+    over = recipe.rollout.over_sample
+    spares = 0 if over is None else world.ranks * math.ceil(round((over.factor - 1) * recipe.batch.prompts_per_step / world.ranks, 6))
+    prompts = (recipe.batch.prompts_per_step + spares) * share / recipe.batch.rollouts_per_update
+    twins = 1 if recipe.algorithm.advantage.kind == "remax" else 0
+    rows = math.ceil(round(prompts, 6)) * (recipe.rollout.samples_per_prompt + twins)
     return min(MOST_SEQUENCES, -(-rows // SEQUENCE_MULTIPLE) * SEQUENCE_MULTIPLE)
 
 

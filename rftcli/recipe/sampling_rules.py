@@ -176,12 +176,13 @@ def labels(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
 
 def first_token(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     rollout = recipe.rollout
-    if rollout.first_token_temperature is not None and rollout.engine not in ("auto", "hf"):
+    served = rollout.engine == "auto" and rollout.vllm.server is not None
+    if rollout.first_token_temperature is not None and (served or rollout.engine not in ("auto", "hf")):
         yield Finding(
             path=("rollout", "first_token_temperature"),
-            message=f"needs the engine `hf`, not `{rollout.engine}`",
+            message=f"needs the engine `hf`, not `{'vllm' if served else rollout.engine}`",
             reason="other engines take one temperature for a whole completion",
-            reads=(("rollout", "engine"),),
+            reads=(("rollout", "vllm", "server") if served else ("rollout", "engine"),),
             at_key=True,
         )
 
@@ -232,7 +233,11 @@ ROWS: dict[str, Row] = {
         ("rollout.replay", "data.curriculum", "data.train[].streaming"), "What comes back or is passed over lies in memory.", streamed
     ),
     "label-sampling": (("rollout.by_label",), "Sampling of a label stays within that of the rollout.", labels),
-    "first-token": (("rollout.first_token_temperature", "rollout.engine"), "A temperature of the first token needs the engine `hf`.", first_token),
+    "first-token": (
+        ("rollout.first_token_temperature", "rollout.engine", "rollout.vllm.server"),
+        "A temperature of the first token needs the engine `hf`.",
+        first_token,
+    ),
     "curriculum-kind": (
         ("data.curriculum.kind", "data.curriculum.python", "data.curriculum.options"),
         "A curriculum is measured, or a class of yours.",

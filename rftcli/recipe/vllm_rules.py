@@ -38,7 +38,7 @@ def checkable_weights(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]
 
 
 def hf_sampling(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
-    if recipe.rollout.engine == "vllm":
+    if recipe.rollout.engine == "vllm" or (recipe.rollout.engine == "auto" and recipe.rollout.vllm.server is not None):
         yield from hf_options("vLLM", recipe)
 
 
@@ -65,8 +65,6 @@ def adapter(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     for key in elsewhere:
         why = "in another process only whole weights have a way to it, and a proof that they arrived"
         yield Finding(path=asked[0], message="`adapter` needs an engine inside the ranks", reason=why, hint=hint, reads=(("rollout", "vllm", key),))
-    if engine == "auto":
-        return
     if lora is None:
         yield Finding(path=asked[0], message="needs `models.policy.lora`", reason="there is no adapter", hint=hint, reads=(here,))
         return
@@ -156,7 +154,11 @@ ROWS: dict[str, Row] = {
         "Weights are compared where an engine holds them whole and as they are.",
         checkable_weights,
     ),
-    "vllm-sampling": (("rollout.engine", "rollout.hf.options"), "`hf.options` are sampling options of the engine `hf`.", hf_sampling),
+    "vllm-sampling": (
+        ("rollout.engine", "rollout.hf.options", "rollout.vllm.server"),
+        "`hf.options` are sampling options of the engine `hf`.",
+        hf_sampling,
+    ),
     "vllm-together": (
         ("rollout.vllm.tensor_parallel", "rollout.by_label", "rollout.over_sample", "rollout.partial"),
         "Ranks of one engine call it alike.", together,

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rftcli.engines.ports import HeldPort
 from rftcli.redact import redacted_text
 
 STOP_SECONDS = 15.0
@@ -36,23 +37,6 @@ OWN_COMMAND = (sys.executable, "-m", "rftcli.engines.vllm_serve")
 """Starts a server where the recipe names no command."""
 LAST_LINES = 8
 """Of a log, shown when its server is gone."""
-
-
-class HeldPort:
-    """A free port, kept from everybody else until `close`.
-
-    It is bound and never listened on. Afterwards its owner allows that it be bound again, which a server that is about to listen does; whoever looks
-    for any free port is not given this one.
-    """
-
-    def __init__(self, host: str) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.bind((host, 0))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.number = int(self._socket.getsockname()[1])
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 class EngineProcess:

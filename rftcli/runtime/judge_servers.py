@@ -78,7 +78,7 @@ class JudgeServers:
             log = folder / (f"{stem}_{number}.log" if start.servers > 1 else f"{stem}.log")
             url, process = serve(start.command or by.own_command, words, env, log, host, bind)
             self._processes.append(process)
-            self._servers.append(Server(url=url, last_words=process.last_words))
+            self._servers.append(Server(url=url, last_words=process.last_words, gpus=tuple(devices or ())))
 
     @property
     def beside(self) -> bool:

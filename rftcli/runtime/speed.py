@@ -14,12 +14,21 @@ FLOPS_A_PARAMETER = 6
 generation is free, so that no choice of method can raise the figure but a shorter step."""
 
 
-def speed_metrics(*, tokens: int, seconds: float, ranks: int, parameters: int, device: torch.device) -> Mapping[str, float]:
-    """`tokens` of the step, prompts and answers, on all ranks. Metrics of the step event; none on a CPU, and no mfu for an unknown card."""
-    if device.type != "cuda" or seconds <= 0:
+def card_of(device: torch.device) -> str | None:
+    """The name that torch gives a GPU; None for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
+def speed_metrics(*, tokens: int, seconds: float, ranks: int, parameters: int, card: str | None) -> Mapping[str, float]:
+    """`tokens` of the step, prompts and answers, on all ranks. Metrics of the step event; none on a CPU, and no mfu for an unknown card.
+
+    >>> speed_metrics(tokens=1_000_000, seconds=10.0, ranks=2, parameters=1_000_000_000, card="NVIDIA H200")
+    {'tokens_per_second_per_gpu': 50000.0, 'mfu': 0.303...}
+    """
+    if card is None or seconds <= 0:
         return {}
     each = tokens / seconds / ranks
-    peak = peak_flops(torch.cuda.get_device_name(device))
+    peak = peak_flops(card)
     return {"tokens_per_second_per_gpu": each} | ({} if peak is None else {"mfu": mfu(each, parameters, peak)})
 
 

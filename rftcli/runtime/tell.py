@@ -13,7 +13,7 @@ from rftcli.protocols import World
 from rftcli.runtime.averaged import evaluate_weights
 from rftcli.runtime.parts import PartFile, merge_parts
 from rftcli.runtime.rundir import step_name, write_json
-from rftcli.runtime.speed import speed_metrics
+from rftcli.runtime.speed import card_of, speed_metrics
 from rftcli.stages.collect import Collected
 from rftcli.stages.credit import Credited
 from rftcli.stages.records import SampleRecord, length_metrics, records_of, reward_metrics, sample_line
@@ -75,7 +75,7 @@ def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, 
     rows = job.world.gather(seconds)
     metrics["seconds"] = max(rows, key=lambda row: row["rollout"] + row["score"])  # the slowest rank's own account
     size, total = job.info["parameters"], metrics["seconds"]["total"]
-    metrics.update(speed_metrics(tokens=metrics["tokens"], seconds=total, ranks=job.world.size, parameters=size, device=job.device))
+    metrics.update(speed_metrics(tokens=metrics["tokens"], seconds=total, ranks=job.world.size, parameters=size, card=card_of(job.device)))
     peaks = job.watch.peaks()
     if peaks:
         metrics["memory_gib"] = dict(zip(peaks, job.world.max(list(peaks.values())), strict=True))

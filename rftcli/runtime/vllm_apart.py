@@ -161,10 +161,10 @@ def beside_seconds(vllm: VllmPlan) -> float:
 
 def _told_where(place: Place, engines: Engines) -> None:
     """Ranks that have started nothing learn where their engines are. Collective."""
-    urls = place.world.gather([server.url for server in engines.servers])
+    told = place.world.gather([(server.url, server.gpus) for server in engines.servers])
     first = 0 if place.vllm.server is not None else place.world.rank // place.vllm.tensor_parallel * place.vllm.tensor_parallel
     if not engines.servers:
-        engines.servers += [Server(url=url) for url in urls[first]]
+        engines.servers += [Server(url=url, gpus=gpus) for url, gpus in told[first]]
 
 
 def _looked_at(place: Place, engines: Engines, run: str) -> list[str]:
@@ -254,7 +254,7 @@ def _start_apart(place: Place, server: ServerPlan, number: int, run: str, defaul
     log = place.attempt.logs / f"vllm_{number}.log"
     command = start.command or place.own_command
     env = environment(os.environ, defaults, devices, own=not start.command)
-    return _start(place, command, log, host, bind, number, run, env, more)
+    return _start(place, command, log, host, bind, number, run, env, more, devices)
 
 
 def _start_beside(place: Place, run: str, defaults: dict[str, str]) -> tuple[Server, EngineProcess]:
@@ -267,14 +267,15 @@ def _start_beside(place: Place, run: str, defaults: dict[str, str]) -> tuple[Ser
         more["gpu_memory_utilization"] = max(LEAST_FREE_SHARE, share)
     log = place.attempt.logs / f"vllm_rank_{place.world.rank}.log"
     env = environment(os.environ, defaults, devices)
-    return _start(place, place.own_command, log, "127.0.0.1", "127.0.0.1", place.world.rank, run, env, more)
+    return _start(place, place.own_command, log, "127.0.0.1", "127.0.0.1", place.world.rank, run, env, more, devices)
 
 
 def _start(
-    place: Place, command: Sequence[str], log: Path, host: str, bind: str, number: int, run: str, env: dict[str, str], more: dict[str, Any]
-) -> tuple[Server, EngineProcess]:
+    place: Place, command: Sequence[str], log: Path, host: str, bind: str, number: int, run: str, env: dict[str, str], more: dict[str, Any],
+    devices: Sequence[str] | None,
+) -> tuple[Server, EngineProcess]:  # fmt: skip
     url, process = serve(command, serve_words(place, command == place.own_command, run, number, more), env, log, host, bind)
-    return Server(url=url, last_words=process.last_words), process
+    return Server(url=url, last_words=process.last_words, gpus=tuple(devices or ())), process
 
 
 def serve_words(place: Place, own: bool, run: str, number: int, more: dict[str, Any]) -> list[str]:
@@ -302,6 +303,6 @@ def serve_words(place: Place, own: bool, run: str, number: int, more: dict[str, 
         **more,
         **vllm.options,
     }
-    graphs = ["--graphs-up-to", str(vllm.max_sequences)] if own and vllm.graphs and "compilation_config" not in vllm.options else []
+    graphs = ["--graphs-up-to", str(vllm.max_sequences)] if own and vllm.graphs else []
     return [place.folder, *flags(arguments), *graphs]
 

@@ -48,7 +48,7 @@ def make_vllm(
     os.environ.update(ALWAYS)
     for name, value in UNLESS_SET.items():
         os.environ.setdefault(name, value)
-    reads_text = needs_tokenizer(stop=plan.rollout.stop, bad_words=plan.rollout.bad_words, structured=plan.rollout.structured)
+    reads_text = reads(plan)
     folder = plan.policy.path if plan.policy.trust_remote_code else str(config_folder(model, tokenizer if reads_text else None, plan.policy.dtype))
     if device.type == "cuda":
         torch.cuda.empty_cache()  # vLLM looks at what is free
@@ -64,6 +64,13 @@ def make_vllm(
         checkable=vllm.tensor_parallel == 1 and "quantization" not in vllm.options, dtype=DTYPES[plan.policy.dtype], device=device, newest=newest,
         adapters=vllm.lora == "adapter" and plan.policy.lora is not None,
     )  # fmt: skip
+
+
+def reads(plan: Plan) -> bool:
+    """Whether the engine has to read or write text, in any of its calls."""
+    rollout = plan.rollout
+    stops = [text for strings in (rollout.stop, *(label.stop for label in rollout.by_label.values())) for text in strings]
+    return needs_tokenizer(stop=stops, bad_words=rollout.bad_words, structured=rollout.structured)
 
 
 def _check_build() -> None:

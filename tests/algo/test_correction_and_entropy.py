@@ -26,6 +26,7 @@ def test_weights_in_numbers() -> None:
     ratio = of(0.3, 1.0, 3.0)
     assert correction.truncated(ratio, 2.0).tolist() == [0.3, 1.0, 2.0]
     assert correction.masked(ratio, (0.5, 2.0)).tolist() == [0.0, 1.0, 0.0]
+    assert correction.masked(of(0.5, 2.0, 0.4999, 2.0001), (0.5, 2.0)).tolist() == [0.5, 2.0, 0.0, 0.0]  # the bounds belong to the band
 
 
 def test_levels_in_numbers() -> None:
@@ -154,11 +155,12 @@ def test_chunks_change_no_entropy_gradient(chunk: int) -> None:
     hidden = torch.randn(7, 5, generator=generator)
     targets = torch.arange(7)
 
-    def gradient(size: int) -> torch.Tensor:
-        logprobs, entropy = chunked_logprobs(hidden, targets, lambda part: part @ weight.T, temperature=0.9, chunk=size, entropy_gradient=True)
-        return torch.autograd.grad(logprobs.sum() + 0.3 * entropy.sum(), weight)[0]
+    def gradient(found: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return torch.autograd.grad(found[0].sum() + 0.3 * found[1].sum(), weight)[0]
 
-    assert torch.allclose(gradient(chunk), gradient(7), rtol=1e-5, atol=1e-6)
+    chunked = chunked_logprobs(hidden, targets, lambda part: part @ weight.T, temperature=0.9, chunk=chunk, entropy_gradient=True)
+    expected = gradient(plain_logprobs(hidden @ weight.T, targets, 0.9, entropy_gradient=True))
+    assert torch.allclose(gradient(chunked), expected, rtol=1e-5, atol=1e-6)
 
 
 @settings(deadline=None)

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,9 @@ from engine_contract import Kit
 from rank_threads import on_ranks
 
 from rftcli.builtin import builtin_path
-from rftcli.engines.sglang import SGLangSampler
+from rftcli.engines.ports import HeldPort
+from rftcli.engines.separate import Row
+from rftcli.engines.sglang import SGLangSampler, _answer
 from rftcli.engines.sglang_start import EngineDied, Running, failed_to_start, start
 from rftcli.engines.sglang_weights import buckets
 from rftcli.errors import MachineError, RftError, UsageError
@@ -242,6 +245,17 @@ def test_a_completion_that_is_cut_or_given_up_is_an_error(make: Make) -> None:
         kit.sample(64, ignore_eos=True, max_new_tokens=6)
 
 
+def test_log_probs_of_other_tokens_than_the_sampled_are_an_error() -> None:
+    """Shifted by one, or of a token fewer: nothing is trained on log-probs that belong elsewhere."""
+    row = Row(prefix=(5,), draw=0, sample=0, done=0, limit=2)
+    about = {"finish_reason": {"type": "length"}, "output_token_logprobs": [(-0.5, 7, None), (-0.25, 8, None)]}
+    settings = SamplingSettings(max_new_tokens=2, seed=0, logprobs=True)
+    assert _answer({"output_ids": [7, 8], "meta_info": about}, settings, row) == ((7, 8), (-0.5, -0.25), FinishReason.LENGTH)
+    for told in (about["output_token_logprobs"][::-1], about["output_token_logprobs"][:1]):
+        with pytest.raises(RftError, match="log-probs of"):
+            _answer({"output_ids": [7, 8], "meta_info": {**about, "output_token_logprobs": told}}, settings, row)
+
+
 def test_ranks_of_one_engine_get_their_own_from_the_first(make: Make) -> None:
     """Two engines over two ranks each; the first of two ranks has it, and the second rank asks for nothing."""
     leaders = {rank: make({"tp_size": 2}, checkable=False) for rank in (0, 2)}
@@ -301,12 +315,26 @@ def test_a_process_that_ends_is_told_wherever_the_rank_is(make: Make) -> None:
         failed_to_start(signal.SIGQUIT, None)
 
 
+def test_where_its_processes_meet_is_kept_for_them(make: Make) -> None:
+    """From before they start until they end nobody else is given the port: another engine on the machine would meet the wrong ones."""
+    first, second = make(), make()
+    ports = [engine(kit).server_args.nccl_port for kit in (first, second)]
+    assert len(set(ports)) == 2
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", ports[0]))
+    with socket.create_server(("127.0.0.1", ports[0]), reuse_port=False):
+        pass  # its own processes may listen there
+    first.sampler.close()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", ports[0]))
+
+
 def test_only_its_own_processes_end(sglang: None) -> None:
     own, other = (multiprocessing.get_context("spawn").Process(target=signal.pause) for _ in range(2))
     own.start()
     other.start()
     before = signal.getsignal(signal.SIGQUIT)
-    Running(engine=None, loop=None, processes=[own], seeded=False, keeps_weights=False, checkable=False, pack=None).end()
+    Running(engine=None, loop=None, processes=[own], seeded=False, keeps_weights=False, checkable=False, pack=None, port=HeldPort("127.0.0.1")).end()
     signal.signal(signal.SIGQUIT, before)
     assert not own.is_alive() and other.is_alive()
     other.kill()

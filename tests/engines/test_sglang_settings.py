@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 
 from rftcli.engines.sglang_settings import arguments, needs_tokenizer, of_row
 from rftcli.errors import UsageError
 from rftcli.types import SamplingSettings
+
+CHANGED = {
+    "max_new_tokens": 9, "seed": 4, "min_new_tokens": 3, "temperature": 0.5, "first_token_temperature": 3.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+    "stop": ("x",), "stop_token_ids": (9,), "ignore_eos": True, "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3,
+    "logit_bias": {"4": 1.5}, "bad_words": ("sun",), "structured": {"regex": "a+"}, "options": {"typical_p": 0.9}, "logprobs": True,
+}  # fmt: skip
+REFUSED = ("first_token_temperature", "options", "bad_words", "repetition_penalty")
 
 
 def found(kit, **changes) -> dict:
@@ -43,6 +51,7 @@ def test_every_key_arrives(kit) -> None:
     [
         ({"options": {"typical_p": 0.9}}, "no sampling option `typical_p`"),
         ({"bad_words": ("sun",)}, "it has no `bad_words`"),
+        ({"first_token_temperature": 3.0}, "one temperature for a whole completion"),
         ({"repetition_penalty": 1.1}, "counts a repetition penalty over the completion alone"),
         ({"ignore_eos": True, "stop_token_ids": (3,)}, "ignores `stop_token_ids` together with `ignore_eos`"),
         ({"stop": ("x",), "min_new_tokens": 2}, "ends at a stop string before `min_new_tokens`"),
@@ -71,3 +80,20 @@ def test_text_is_read_only_where_it_has_to_be() -> None:
     assert not needs_tokenizer(stop=False, structured=None, least=[0, 0])
     assert needs_tokenizer(stop=True, structured=None, least=[]) and needs_tokenizer(stop=False, structured={"regex": "a"}, least=[])
     assert needs_tokenizer(stop=False, structured=None, least=[0, 2])
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingSettings)])
+def test_no_key_is_accepted_and_ignored(kit, name: str) -> None:
+    """What SGLang is asked is another with each."""
+
+    def asked(**changes) -> object:
+        settings = SamplingSettings(**{"max_new_tokens": 8, "seed": 0, **changes})
+        shared = arguments(settings, (2, 7), kit.build_tokenizer(12))
+        row = of_row(shared, settings, draw=0, sample=0, done=0, limit=settings.max_new_tokens, seeded=True, greedy=False)
+        return row, settings.logprobs  # which are asked for beside the parameters
+
+    if name in REFUSED:
+        with pytest.raises(UsageError):
+            asked(**{name: CHANGED[name]})
+    else:
+        assert asked(**{name: CHANGED[name]}) != asked()

@@ -135,6 +135,32 @@ def test_a_stale_engine_is_an_error(kit, tmp_path) -> None:
             list(sampler.generate([kit.make_request(0, [10])], settings()))
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_versions_are_asked_for_before_and_after_every_rollout(kit, tmp_path, when) -> None:
+    """Before: nothing is sampled from other weights. Meanwhile: what was sampled is no rollout."""
+
+    def swap(body, number):
+        if when == "meanwhile":
+            fake.workers[0].rft_held = ("run-1", 7)
+
+    with FakeVLLM(script=swap) as fake, engine(kit, tmp_path, fake) as sampler:
+        sampler.load(TRAINED.items(), 0)
+        if when == "before":
+            fake.workers[0].rft_held = ("run-1", 7)
+        with pytest.raises(RftError, match="has the weights of version 7, not of version 0"):
+            list(sampler.generate([kit.make_request(0, [10], (0,))], settings()))
+        assert len(fake.asked) == (0 if when == "before" else 1)
+
+
+def test_a_level_1_engine_beside_its_rank_wakes_weights_first(kit, tmp_path) -> None:
+    with FakeVLLM() as fake, engine(kit, tmp_path, fake, way="socket", sleep=1) as sampler:
+        sampler.load(TRAINED.items(), 1)
+        sampler.sleep()
+        list(sampler.generate([kit.make_request(0, [10], (0,))], settings()))
+        told = [call for call in fake.calls if call.startswith("/")]
+        assert told == ["/sleep?level=1", "/wake_up?tags=weights", "/wake_up?tags=kv_cache"]
+
+
 @pytest.mark.parametrize("way", ["files", "group", "socket"])
 def test_a_push_that_fails_is_told_and_leaves_an_engine_without_weights(kit, tmp_path, way) -> None:
     with FakeVLLM() as fake, engine(kit, tmp_path, fake, way=way, check=True, timeout=5.0) as sampler:
@@ -149,6 +175,10 @@ def test_a_push_that_fails_is_told_and_leaves_an_engine_without_weights(kit, tmp
         fake.model.spoils = False
         sampler.load(TRAINED.items(), 1)
         assert len(list(sampler.generate([kit.make_request(0, [10])], settings()))) == 4
+        fake.model.drops = "norm"
+        with pytest.raises(RftError, match="did not arrive"):
+            sampler.load(TRAINED.items(), 2)
+        assert fake.workers[0].rft_held == (None, None)  # neither the old ones nor the new
 
 
 def test_all_ranks_hear_of_a_push_that_failed_and_gather_to_its_end(kit, tmp_path) -> None:

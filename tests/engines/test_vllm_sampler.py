@@ -167,6 +167,15 @@ def test_weights_wake_before_the_cache(kit, level: int) -> None:
     assert llm.calls == [f"sleep {level}", "wake weights", "reset", "wake kv_cache"]
 
 
+def test_a_rollout_after_sleep_without_new_weights_wakes_in_the_same_order(kit) -> None:
+    llm = StandIn()
+    sampler = loaded(kit, llm, sleep=1)
+    llm.calls.clear()
+    sampler.sleep()
+    list(sampler.generate([kit.make_request(0, [5], (0,))], settings()))
+    assert llm.calls == ["sleep 1", "wake weights", "wake kv_cache"]
+
+
 def test_an_engine_that_is_not_to_sleep_stays_awake(kit) -> None:
     llm = StandIn()
     loaded(kit, llm).sleep()

@@ -98,6 +98,20 @@ def test_off_merged_saved_and_gone_on_from(zoo, tmp_path, kind, dtype):
 
 
 @torch.no_grad()
+def test_merged_weights_are_rounded_once(zoo):
+    """Of a model in bfloat16: what comes out are sums in float32, which whoever takes them rounds."""
+    model = zoo.llama().to(torch.bfloat16).eval()
+    adapter = attach(model)
+    move(model)
+    (prefix, layer) = next((name, module) for name, module in model.named_modules() if name.endswith("q_proj"))
+    merged = {name: tensor.clone() for name, tensor in adapter.merged(present)}[f"{prefix}.weight"]
+    change = 2.0 * layer.lora_B["default"].weight.double() @ layer.lora_A["default"].weight.double()
+    exact = layer.get_base_layer().weight.double() + change
+    assert merged.dtype == torch.float32 and torch.allclose(merged.double(), exact, atol=1e-6)
+    assert (exact - merged.bfloat16().double()).abs().max() > 1e-5  # a sum in bfloat16 would be seen
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_base_and_adapter_apart(zoo, tmp_path, dtype):
     """For an engine that holds both: the base is the model as it was, bit for bit, and the files are the adapter of now."""

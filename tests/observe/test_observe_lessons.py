@@ -25,6 +25,10 @@ CASES = {
         [{"reward_mean": 0.5, "reward_errors": 3}, {"reward_errors": 0}, {}],
     ),
     "ratio_off": ([{"ratio_mean": 1.011}], [{"ratio_mean": 0.991}, {"ratio_mean": 1.009}]),
+    "sampler_gap": (
+        [{"sampler_logprob_gap": {"mean": 0.02, "max": 0.5}}, {}, {"sampler_logprob_gap": {"mean": 0.081, "max": 1.5}}],
+        [{"sampler_logprob_gap": {"mean": gap, "max": 3.0}} for gap in (0.03, 0.079, 1e-6, "nan")] + [{}],
+    ),
     "mostly_clipped": ([{"clip_low_fraction": 0.3, "clip_high_fraction": 0.21}], [{"clip_low_fraction": 0.3, "clip_high_fraction": 0.2}]),
     "kl_coefficient_runs": (
         [{"kl_coefficient": 0.05}, {"kl_coefficient": 0.51}],
@@ -77,6 +81,21 @@ def test_a_step_without_it_starts_the_count_anew(code):
 def test_absent_metrics_teach_nothing():
     state = LessonState(on_policy=True)
     assert [lessons({}, state) for _ in range(10)] == [[]] * 10
+
+
+def test_an_engine_that_drifts_is_told_before_it_stops_the_run():
+    """In float32, where rounding is a millionth: five times the first gap, and no rounding that grows."""
+
+    def codes(*gaps):
+        state = LessonState(on_policy=True)
+        return [code for gap in gaps for code, _ in lessons({"sampler_logprob_gap": {"mean": gap, "max": 4 * gap}}, state)]
+
+    assert codes(4e-5, 1.9e-4) == [] and codes(4e-5, 2.1e-4) == ["sampler_gap"]
+    assert codes(1e-6, 9e-5) == [] and codes(0.012, 0.05) == []
+    state = LessonState(on_policy=True)
+    lessons({"sampler_logprob_gap": {"mean": 0.01, "max": 0.2}}, state)
+    (text,) = dict(lessons({"sampler_logprob_gap": {"mean": 0.0601, "max": 2.5}}, state)).values()
+    assert "0.0601 nats apart on average (2.5 at most, 0.01 on average when first measured)" in text
 
 
 def test_a_ratio_away_from_one_is_expected_off_policy():

@@ -54,6 +54,10 @@ def test_an_engine_gets_its_share_of_a_step_and_the_lengths_of_rollout_and_evalu
     assert found is not None and (found.max_sequences, found.max_model_tokens) == (32, 30)  # 24 / 4 x 5 = 30 rows, up to a multiple of 8
     several = compiled(*sets, "batch.rollouts_per_update=3", ranks=4).rollout.vllm
     assert several is not None and several.max_sequences == 16
+    spares = compiled(*sets, "rollout.over_sample={factor: 1.25, slice_tokens: 10}", ranks=4).rollout.vllm
+    assert spares is not None and spares.max_sequences == 40  # 2 prompts more on every rank: (6 + 2) x 5
+    twins = compiled(*sets, "algorithm.advantage.kind=remax", ranks=4).rollout.vllm
+    assert twins is not None and twins.max_sequences == 40  # a greedy answer more to each prompt: 6 x 6, up to a multiple of 8
     longer = compiled(*sets, "data.eval.test={path: t.jsonl, sampling: {max_new_tokens: 99}}", ranks=4).rollout.vllm
     assert longer is not None and longer.max_model_tokens == 109
     two = compiled(*sets, "rollout.vllm.tensor_parallel=2", ranks=4, machine=with_vllm).rollout.vllm

@@ -659,9 +659,28 @@ BREACHES = [
         )
         for key, value in (("memory_share", "0.5"), ("options", "{block_size: 32}"), ("tensor_parallel", "2"))
     ),
+    (
+        "vllm-sampling",
+        ["rollout={vllm: {server: {urls: ['http://h:1']}}, hf: {options: {typical_p: 0.9}}}"],
+        "rollout.hf.options",
+        "are options of the engine `hf`",
+    ),
+    (
+        "first-token",  # where nothing is said of the engine, a server makes it vllm
+        ["rollout={vllm: {server: {urls: ['http://h:1']}}, first_token_temperature: 3.0}"],
+        "rollout.first_token_temperature",
+        "needs the engine `hf`, not `vllm`",
+    ),
     ("vllm-sampling", ["rollout={engine: vllm, hf: {options: {typical_p: 0.9}}}"], "rollout.hf.options", "are options of the engine `hf`"),
     ("vllm-arguments", ["rollout.vllm.options={enable_lora: true}"], "rollout.vllm.options.enable_lora", "has a key of its own: `rollout.vllm.lora`"),
     ("vllm-lora", ["rollout={engine: vllm, vllm: {lora: adapter}}"], "rollout.vllm.lora", "needs `models.policy.lora`"),
+    ("vllm-lora", ["rollout={vllm: {lora: adapter}}"], "rollout.vllm.lora", "needs `models.policy.lora`"),  # on a GPU auto is vllm
+    (
+        "vllm-lora",
+        ["rollout={vllm: {lora: adapter}}", "models.policy.lora={options: {use_dora: true}}"],
+        "models.policy.lora.options.use_dora",
+        "`use_dora` does not go with `rollout.vllm.lora: adapter`",
+    ),
     *(
         (
             "vllm-lora",

@@ -90,9 +90,11 @@ def test_the_clock_of_a_run_moves_forward() -> None:
 
 def test_the_most_memory_of_every_stage() -> None:
     """Read at a stage's end; several turns of a stage count with the largest; the next step starts afresh."""
-    readings = iter([3.0, 1.0, 2.0, 5.0])
+    readings = iter([3.0, 1.0, 2.0, 1.5, 5.0])
     watch = Stopwatch(lambda: 0.0, lambda: next(readings))
     watch.add("rollout", 1.0)
+    with watch.time("learn"):
+        pass
     with watch.time("learn"):
         pass
     with watch.time("learn"):

@@ -104,6 +104,11 @@ def test_arguments_become_words() -> None:
         "--a-b", "1", "2", "--c", '{"d": 1}', "--f", "--no-g", "--h", "0.5",
     ]  # fmt: skip
     given = ["m", "--graphs-up-to", "600", "--x"]
-    assert arguments(given, scale_out=False, graph_size=True) == ["m", "--compilation-config", '{"max_cudagraph_capture_size": 600}', "--x"]
+    assert arguments(given, scale_out=False, graph_size=True) == ["m", "--compilation-config", '{"max_cudagraph_capture_size": 608}', "--x"]
     older = arguments(given, scale_out=True, graph_size=False)
-    assert older[-1] == "--enable-scale-out" and '"cudagraph_capture_sizes": [1, 2, 4, 8,' in older[2] and "592]" in older[2]
+    assert older[-1] == "--enable-scale-out" and '"cudagraph_capture_sizes": [1, 2, 4, 8,' in older[2] and "608]" in older[2]
+    own = ["m", "--compilation-config", '{"mode": 2}', "--graphs-up-to", "24", "--x"]
+    assert arguments(own, scale_out=False, graph_size=True) == ["m", "--compilation-config", '{"max_cudagraph_capture_size": 24, "mode": 2}', "--x"]
+    own[2] = '{"max_cudagraph_capture_size": 8}'
+    assert arguments(own, scale_out=False, graph_size=True) == ["m", "--compilation-config", '{"max_cudagraph_capture_size": 8}', "--x"]
+    assert arguments(own[:3], scale_out=False, graph_size=True) == own[:3]

@@ -125,8 +125,15 @@ def test_reward_models_inside_a_rollout() -> None:
     desk = Desk(["big"])
     desk.fill({"big": Hungry()})  # type: ignore[dict-item]
     table = RewardTable({"default": (PartSpec(name="big", kind="model", target="big"),)}, desk=desk)
+
+    class Silent:
+        def generate(self, requests: Any, settings: Any) -> Iterator[Any]:
+            return iter(())
+
+    greedy: Any = Greedy()
+    silent: Any = Silent()
     with pytest.raises(RuntimeError) as caught:
-        list(table.score([]))
+        collect(greedy, silent, table, plan, SoloWorld(), step=1, clock=lambda: 0.0, tick=lambda *_: None)
     error = told(caught.value, plan)
     assert error is not None and "while reward models scored" in error.message
     assert error.hint == "lower models.scorers.big.batch_tokens (now 999)"

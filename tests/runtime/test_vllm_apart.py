@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -123,6 +124,26 @@ def test_engines_of_the_run_are_started_found_and_ended(made, start: str, monkey
     assert len({one["rest"][one["rest"].index("--seed") + 1] for one in told}) == 2
 
 
+def test_every_rank_names_the_gpus_of_a_server_that_the_run_has_started(made) -> None:
+    """A server that hangs is told with its address and its GPUs, by whichever rank waits for it."""
+    plan = plan_of(f"rollout.vllm.server={{start: {{servers: 2, command: {json.dumps(COMMAND)}}}}}", ranks=2)
+    vllm = plan.rollout.vllm
+    start = replace(vllm.server.start, gpus=(6, 7, 4, 5))
+    plan = replace(plan, rollout=replace(plan.rollout, vllm=replace(vllm, tensor_parallel=2, server=replace(vllm.server, start=start))))
+
+    def work(world):
+        sampler = made(plan, world)
+        shown = [server.shown for server in sampler._servers]
+        world.barrier("looked")
+        sampler.close()
+        return shown
+
+    first, second = on_ranks(2, work)
+    assert first == second and [text.partition(" (")[2] for text in first] == ["GPU 6, 7)", "GPU 4, 5)"]
+    environments = [json.loads(path.read_text())["environment"] for path in made.told.iterdir()]
+    assert {one["CUDA_VISIBLE_DEVICES"] for one in environments} == {"6,7", "4,5"}
+
+
 def test_all_ranks_hear_of_a_server_that_does_not_start(made) -> None:
     plan = plan_of(f"rollout.vllm.server={{start: {{command: {json.dumps(COMMAND)}}}}}", ranks=2)
     ends = ends_on_ranks(2, lambda world: made(plan, world, "broken"))
@@ -165,3 +186,12 @@ def test_what_an_engine_is_started_with(tmp_path) -> None:
                   "--max-num-batched-tokens 4096"):  # fmt: skip
         assert piece in text
     assert "--enable-sleep-mode" not in text and "--graphs-up-to" not in text and "--trust-remote-code" not in text
+    vllm = replace(place.vllm, graphs=True, sleep=1, max_sequences=1000)
+    wide = replace(place, plan=replace(plan, rollout=replace(plan.rollout, vllm=vllm)))
+    text = " ".join(serve_words(wide, True, "0123456789abcdef", 0, {}))
+    assert "--graphs-up-to 1000" in text and "--enable-sleep-mode" in text and "--enforce-eager" not in text
+    vllm = replace(vllm, options={"compilation_config": {"mode": 2}})
+    own = replace(place, plan=replace(plan, rollout=replace(plan.rollout, vllm=vllm)))
+    text = " ".join(serve_words(own, True, "0123456789abcdef", 0, {}))
+    assert '--compilation-config {"mode": 2}' in text and "--graphs-up-to 1000" in text
+    assert "--graphs-up-to" not in serve_words(wide, False, "0123456789abcdef", 0, {})  # vLLM's own command does not know it

@@ -143,6 +143,14 @@ def test_groups_lie_together_and_their_prompt_stands_once(made: SimpleNamespace)
     assert [int(token) for part in parts for token in part.target_ids] == [54] * 6 + [51] * 5 + [53] * 3 + [50] * 2 + [52, 55]
 
 
+def test_equal_prompts_of_two_draws_stand_apart(made: SimpleNamespace) -> None:
+    """A group is a draw, not a text: the same question drawn twice is two groups, one behind the other."""
+    plan = made.plan("batch.share_prompts=true", "batch.tokens_per_micro_batch=100", "batch.prompts_per_step=32").batch
+    rows = [replace(row, token_ids=torch.cat([torch.full((10,), 7), row.token_ids[10:]])) for row in grouped(made, [0, 1, 0, 1], [4, 3, 2, 1])]
+    (part,) = batches.micro_batches(batches.by_length(rows, plan), plan, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
+    assert part.input_ids.tolist() == [[7] * 10 + [50] * 4 + [52] * 2 + [7] * 10 + [51] * 3 + [53]]
+
+
 def test_a_group_beyond_the_budget_is_split_and_its_prompt_computed_in_each_part(made: SimpleNamespace) -> None:
     plan = made.plan("batch.share_prompts=true", "batch.tokens_per_micro_batch=18", "batch.prompts_per_step=32").batch
     rows = batches.by_length(grouped(made, [0] * 4, [4, 4, 4, 4]), plan)
