@@ -15,14 +15,15 @@ def explain(
         str | None,
         typer.Argument(
             help="A recipe key (rollout.temperature), a kind (advantage:grpo, loss:gspo, correction:mask, kl:k3, scorer:http), a rule (rule:exact), "
-            "a preset (preset:dapo) or a problem's code; none: what there is.",
+            "a preset (preset:dapo), or the code of a problem or of a run's warning; none: what there is.",
             show_default=False,
         ),
     ] = None,
 ) -> int:
-    """Say what a recipe key, an estimator, a loss, a reward rule or a problem code means."""
+    """Say what a recipe key, an estimator, a loss, a reward rule, a problem's or a warning's code means."""
+    from rftcli.observe.warning_codes import WARNINGS
     from rftcli.recipe.explain import explain as explained
     from rftcli.rewards.rules import RULES
 
-    print(explained(topic, rules=RULES), end="")
+    print(explained(topic, rules=RULES, warnings=WARNINGS), end="")
     return 0

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from rftcli.engines import sglang_worker
-from rftcli.engines.ports import HeldPort
 from rftcli.engines.separate import own_randomness
 from rftcli.engines.sglang_weights import Pack
 from rftcli.errors import MachineError, RftError, UsageError
+from rftcli.ports import HeldPort
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 """A trainer's place in its job: the engine's processes are a job of their own."""

@@ -32,14 +32,14 @@ RULE_OPTIONS_KEY = (*RULE_KEY[:-1], "options")
 LOSS_OPTIONS_KEY = ("algorithm", "loss", "options")
 
 
-def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | None = None) -> str:
+def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | None = None, warnings: Mapping[str, str] | None = None) -> str:
     """The explanation of a key (`rollout.temperature`, `data.train[0].path`, `rewards.math`), of a rule's code (`group-of-one`), or of one of the
-    reward `rules`, by name (`exact`, `rule:exact`), of a preset (`preset:dapo`), or of a kind (`loss:gspo`, see `methods`); None: the sections of a
-    recipe and what else there are pages of.
+    reward `rules`, by name (`exact`, `rule:exact`), of a preset (`preset:dapo`), or of a kind (`loss:gspo`, see `methods`), or of one
+    of a run's `warnings`, by its code; None: the sections of a recipe and what else there are pages of.
 
     Raises UsageError with the nearest names if there is no such key or rule.
     """
-    rules = rules or {}
+    rules, warnings = rules or {}, warnings or {}
     if path_or_code is None:
         presets = f"presets: {', '.join(preset_names(shipped_recipes()))}. `rft explain {PREFIX}NAME` says more."
         sections = _members(Kind(section=Recipe), ())
@@ -61,6 +61,8 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
         return _rule(path_or_code)
     if path_or_code in CODES:
         return _page(path_or_code, CODES[path_or_code], [], [])
+    if path_or_code in warnings:
+        return _page(f"warning {path_or_code}", warnings[path_or_code], [], [])
     try:
         pattern = _lenient(path_or_code)
     except ValueError as error:
@@ -80,7 +82,7 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
     above = key_table().get(pattern[:-1])
     inner = None if above is None or pattern[-1] != ANY_KEY else above.kind.items or above.kind.values
     if inner is None or inner.section is None:
-        raise _unknown(path_or_code, pattern, rules)
+        raise _unknown(path_or_code, pattern, rules, warnings)
     return _page(show_pattern(pattern), str(inner.section.__doc__), _laid_on(inner), _members(inner, pattern))
 
 
@@ -192,7 +194,7 @@ def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tupl
     return "\n\n".join(blocks) + "\n"
 
 
-def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRule]) -> UsageError:
+def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRule], warnings: Mapping[str, str]) -> UsageError:
     word = pattern[-1]
     pages = [*named(given), *([f"{PREFIX}{given}"] if given in preset_names(shipped_recipes()) else [])]
     if given in FAMILIES:
@@ -205,7 +207,7 @@ def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRul
     alike = closest(word, {key.name for key in keys()}, SURE)
     found = (
         _keys_with(word, pattern[:-1])
-        or closest(given, [*RULES, *CODES, *rules], SURE)
+        or closest(given, [*RULES, *CODES, *rules, *warnings], SURE)
         or [beside[name] for name in closest(word, beside)]
         or [key.pattern for key in keys() if key.name in alike]
         or closest(given, [*RULES, *rules, *(key.pattern for key in keys())])

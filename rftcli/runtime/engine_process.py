@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rftcli.engines.ports import HeldPort
+from rftcli.ports import HeldPort
 from rftcli.redact import redacted_text
 
 STOP_SECONDS = 15.0

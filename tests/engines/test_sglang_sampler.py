@@ -23,13 +23,13 @@ from engine_contract import Kit
 from rank_threads import on_ranks
 
 from rftcli.builtin import builtin_path
-from rftcli.engines.ports import HeldPort
 from rftcli.engines.separate import Row
 from rftcli.engines.sglang import SGLangSampler, _answer
 from rftcli.engines.sglang_start import EngineDied, Running, failed_to_start, start
 from rftcli.engines.sglang_weights import buckets
 from rftcli.errors import MachineError, RftError, UsageError
 from rftcli.models.load import load_causal_lm, load_tokenizer
+from rftcli.ports import HeldPort
 from rftcli.runtime.engine_folder import config_folder
 from rftcli.runtime.world import SoloWorld
 from rftcli.types import FinishReason, SamplingSettings, TokenTrace
