@@ -52,6 +52,17 @@ class Products:
 
     def __init__(self, layers: Sequence[nn.Linear], *, pack: bool) -> None:
         self._products = [(layer, _product(layer.weight.detach(), layer.bias, pack=pack)) for layer in layers]
+        self._known = {id(layer): product for layer, product in self._products}
+
+    def joined(self, *layers: nn.Linear) -> Product:
+        """The layers' results side by side, (..., N of all). Where all their weights are small that is one product; a large one would not gain by it.
+        A layer that does not compute in this way is asked as it is."""
+        if len(layers) > 1 and all(id(layer) in self._known for layer in layers) and sum(layer.weight.numel() for layer in layers) <= SMALL_NUMBERS:
+            biases = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+            bias = None if all(layer.bias is None for layer in layers) else torch.cat(biases).detach()
+            return _product(torch.cat([layer.weight for layer in layers]).detach(), bias, pack=False)
+        products = [self._known.get(id(layer), layer.forward) for layer in layers]
+        return products[0] if len(products) == 1 else partial(_side_by_side, products)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -65,9 +76,13 @@ class Products:
                 del layer.forward
 
 
+def _side_by_side(products: Sequence[Product], rows: Tensor) -> Tensor:
+    return torch.cat([product(rows) for product in products], -1)
+
+
 def _product(weight: Tensor, bias: Tensor | None, *, pack: bool) -> Product:
     if weight.numel() <= SMALL_NUMBERS:
-        return partial(_in_blocks, weight.t(), bias)
+        return partial(_in_blocks, weight.t().contiguous(), bias)
     return partial(_one_dnn, torch.ops.mkldnn._reorder_linear_weight(weight, None) if pack else weight, bias)
 
 
