@@ -11,11 +11,13 @@ against it. Left out: prompts (`passes`), adapters, quantised layers, training.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, scaled_dot_product_attention
+from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention
 from transformers import DynamicCache
 
 from rftcli.engines.linears import Products
@@ -53,9 +55,9 @@ class Decoder:
         self._words = model.embed_tokens.weight.detach()  # (V, H)
         cos, sin = model.rotary_emb(self._words, torch.arange(positions)[None])
         self._cos, self._sin = cos[0], _signed(sin[0], head_dim // 2)  # (positions, D)
-        self._layers = [_Layer(layer, products) for layer in model.layers]
+        self._layers = [_Layer(layer, products) for layer in model.layers[: module.config.num_hidden_layers]]
         self._shared = self._layers[0].shared
-        self._norm, self._head = _Norm(model.norm), products.joined(module.lm_head)
+        self._norm, self._head = _norm(model.norm), products.joined(module.lm_head)
 
     def __call__(self, ids: Tensor, batch: Batch) -> Tensor:
         """(R, V) scores after the tokens `ids` (R,), which get the newest place of the batch's mask and cache."""
@@ -69,18 +71,6 @@ class Decoder:
         return self._head(self._norm(hidden))
 
 
-class _Norm:
-    """Root mean square norm over the last dimension, in float32 as the library's. (Zhang and Sennrich, 1910.07467)"""
-
-    def __init__(self, norm: Any, weight: Tensor | None = None) -> None:
-        self._weight = norm.weight.detach() if weight is None else weight
-        self._eps = norm.variance_epsilon
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        exact = hidden.float()
-        return self._weight * (exact * exact.pow(2).mean(-1, keepdim=True).add_(self._eps).rsqrt_()).to(hidden.dtype)
-
-
 class _Layer:
     def __init__(self, layer: Any, products: Products) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -88,7 +78,7 @@ class _Layer:
         self._heads, self._key_heads = attention.q_proj.out_features // self._dim, attention.k_proj.out_features // self._dim
         self._turned_heads, self.shared = self._heads + self._key_heads, (self._key_heads, self._heads // self._key_heads)
         self._scale = attention.scaling
-        self._before, self._between = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self._before, self._between = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         self._qkv = products.joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self._heads_norm = _heads_norm(attention, self._heads, self._key_heads)
         self._out = products.joined(attention.o_proj)
@@ -117,13 +107,18 @@ def _attended(queries: Tensor, keys: Tensor, values: Tensor, unseen: Tensor, sca
     return torch.bmm(torch.baddbmm(unseen, queries, keys.transpose(1, 2), alpha=scale).softmax(-1), values)
 
 
-def _heads_norm(attention: nn.Module, heads: int, key_heads: int) -> _Norm | None:
-    """Of queries and keys at once, where a family norms them."""
-    parts = dict(attention.named_children())
+def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
+    """Root mean square norm over the last dimension (Zhang and Sennrich, 1910.07467)."""
+    return partial(rms_norm, normalized_shape=(len(norm.weight),), weight=norm.weight.detach(), eps=norm.variance_epsilon)
+
+
+def _heads_norm(attention: nn.Module, heads: int, key_heads: int) -> Callable[[Tensor], Tensor] | None:
+    """Of queries and keys (R, heads of both, D) at once, where a family norms them."""
+    parts: dict[str, Any] = dict(attention.named_children())
     if "q_norm" not in parts:
         return None
-    weights = (parts["q_norm"].weight.detach().expand(heads, -1), parts["k_norm"].weight.detach().expand(key_heads, -1))
-    return _Norm(parts["q_norm"], torch.cat(weights))
+    weights = torch.cat([parts["q_norm"].weight.detach().expand(heads, -1), parts["k_norm"].weight.detach().expand(key_heads, -1)])
+    return lambda turned: rms_norm(turned, weights.shape[1:], eps=parts["q_norm"].variance_epsilon).mul_(weights)
 
 
 def _signed(sin: Tensor, half: int) -> Tensor:

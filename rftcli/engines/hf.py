@@ -39,7 +39,7 @@ from transformers import PreTrainedTokenizerBase
 from rftcli.engines.decoder import Decoder, uncovered
 from rftcli.engines.finish import StopRule, completion, stop_rule
 from rftcli.engines.kvcache import expanded
-from rftcli.engines.linears import WORTH_PACKING_PASSES, Linears
+from rftcli.engines.linears import WORTH_PACKING_PASSES, Linears, Products
 from rftcli.engines.noise import uniforms
 from rftcli.engines.passes import Passes, prompts_of
 from rftcli.engines.rows import Batch, Pool, Prefilled, Row
@@ -123,13 +123,14 @@ class HFSampler:
         if self._owns_weights:
             self._module.to(self._device)  # back from `sleep`
         with self._evaluating():
-            found = self.prove()
-            most = max((self.width(len(row.prefix)) for row in rows), default=self._width_bucket) + settings.max_new_tokens
+            products = self._linears.taken(passes=settings.max_new_tokens)
+            found = self.prove(products)
+            positions = max((self.width(len(row.prefix)) for row in rows), default=0) + settings.max_new_tokens
             call = _Call(
                 settings=settings,
                 rule=rule,
                 rules=rules_of(settings, rule.ids, self._tokenizer, self._device),
-                passes=self._passes(settings.max_new_tokens, most if found.plain is None else None, together=found.rows_alike),
+                passes=self._passes(products, positions if found.plain is None else None, together=found.rows_alike),
             )
             waiting: dict[int, list[Row]] = {}
             for row in rows:
@@ -148,18 +149,20 @@ class HFSampler:
                 for first in range(0, len(alike), size):
                     yield from self._run(self._batch(alike[first : first + size], width, size, call), call)
 
-    def prove(self) -> Found:
+    def prove(self, products: Products | None = None) -> Found:
         """Find out, once: does the own step give the model's scores, and do a row's bits depend on the number of rows?"""
         if self.found is not None:
             return self.found
         with self._evaluating():
+            products = products or self._linears.taken(passes=WORTH_PACKING_PASSES)
             trial = {"width": self._width_bucket, "words": self._module.config.get_text_config().vocab_size, "device": self._device}
-            most = self._width_bucket + TRIAL_TOKENS
+            positions = self._width_bucket + TRIAL_TOKENS
             plain = uncovered(self._module, self._device) if self._own_step else "the own decode step is switched off"
+            library = self._passes(products, None, together=True)
+            own = library if plain is not None else self._passes(products, positions, together=True)
             if plain is None:
-                plain = same_scores(self._passes(1, most, together=True), self._passes(1, None, together=True), **trial)
-            passes = self._passes(WORTH_PACKING_PASSES, most if plain is None else None, together=True)
-            alike = self._linears.alike and rows_are_alike(passes, most=self._batch_rows, **trial)
+                plain = same_scores(own, library, **trial)
+            alike = self._linears.alike and rows_are_alike(own if plain is None else library, most=self._batch_rows, **trial)
         self.found = Found(rows_alike=alike, plain=plain)
         return self.found
 
@@ -173,13 +176,11 @@ class HFSampler:
             for part, training in modes:
                 part.training = training
 
-    def _passes(self, passes: int, positions: int | None, *, together: bool) -> Passes:
-        """So many, with the weights as they are now; by the own step where `positions` are known. `together`: prompts, as many as fit."""
-        products = self._linears.taken(passes=passes)
+    def _passes(self, products: Products, positions: int | None, *, together: bool) -> Passes:
+        """By the own step where `positions` are known, the most that a row gets. `together`: prompts, as many as fit."""
         decoder = None if positions is None else Decoder(self._module, products, positions)
         fixed = PREFILL_ROWS_CPU if self._device.type == "cpu" else PREFILL_ROWS_ACCELERATOR
-        at_once = None if together else fixed
-        return Passes(self._module, products, decoder, prompts_at_once=at_once, pad_id=self._pad_id, device=self._device)
+        return Passes(self._module, products, decoder, prompts_at_once=None if together else fixed, pad_id=self._pad_id, device=self._device)
 
     def load(self, weights: Weights, version: int) -> None:
         """Take over weights. A replica copies them, and every parameter has to arrive (once is enough for tied ones); RftError otherwise."""

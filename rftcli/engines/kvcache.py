@@ -33,9 +33,9 @@ class GrowingLayer(DynamicLayer):
         if end > self._key_buffer.shape[-2]:
             self._key_buffer = _with_room(self.keys, end + GROWTH_TOKENS)
             self._value_buffer = _with_room(self.values, end + GROWTH_TOKENS)
-        self._key_buffer[:, :, start:end] = key_states
-        self._value_buffer[:, :, start:end] = value_states
-        self.keys, self.values = self._key_buffer[:, :, :end], self._value_buffer[:, :, :end]
+        for buffer, states in ((self._key_buffer, key_states), (self._value_buffer, value_states)):
+            buffer.narrow(2, start, end - start).copy_(states)
+        self.keys, self.values = self._key_buffer.narrow(2, 0, end), self._value_buffer.narrow(2, 0, end)
         return self.keys, self.values
 
 

@@ -92,10 +92,11 @@ def _in_blocks(transposed: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
     count = rows.numel() // width
     missing = -count % BLOCK_ROWS
     flat = pad(rows.reshape(-1, width), (0, 0, 0, missing)) if missing else rows
-    blocks = (count + missing) // BLOCK_ROWS
-    made = torch.bmm(flat.reshape(blocks, BLOCK_ROWS, width), transposed.expand(blocks, width, words))
-    made = (made.view(-1, words)[:count] if missing else made).view(*rows.shape[:-1], words)
-    return made if bias is None else made + bias
+    made = torch.bmm(flat.reshape(-1, BLOCK_ROWS, width), transposed.expand((count + missing) // BLOCK_ROWS, width, words))
+    if missing:
+        made = made.view(-1, words)[:count]
+    made = made.view(*rows.shape[:-1], words)
+    return made if bias is None else made.add_(bias)
 
 
 def _one_dnn(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:

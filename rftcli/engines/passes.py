@@ -7,6 +7,7 @@ the products of `linears`. What it leaves out: which rows make a pass, and which
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -27,6 +28,12 @@ def prompts_of(width: int) -> int:
     return max(1, PREFILL_TOKENS // width)
 
 
+@cache
+def _last_only(kind: type[nn.Module]) -> dict[str, Any]:
+    """Scores of the last position alone, where the model can be asked for them."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in signature(kind.forward).parameters else {}
+
+
 class Passes:
     """With the weights of one moment. `decoder`: None where the library's forward takes the tokens. `prompts_at_once`: of every pass over prompts;
     None: as many as fit. `pad_id` fills masked positions."""
@@ -36,7 +43,7 @@ class Passes:
     ) -> None:
         self._module, self._products, self._decoder = module, products, decoder
         self.prompts_at_once, self._pad_id, self._device = prompts_at_once, pad_id, device
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(module.forward).parameters else {}
+        self._last_only = _last_only(type(module))
 
     @torch.no_grad()
     def prefill(self, prefixes: Sequence[tuple[int, ...]], width: int) -> Prefilled:

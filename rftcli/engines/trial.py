@@ -19,10 +19,10 @@ VECTOR_ROWS = 8
 TRIAL_PROMPTS = 3
 TRIAL_ROWS = 256
 """Of the trial that shows whether rows are alike: prompts, and at most so many rows that continue them."""
-TRIAL_TOKENS = 4
+TRIAL_TOKENS = 2
 """Steps of the trial that compares scores."""
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}
-"""Largest accepted difference of two scores, as a share of the largest score: rounding alone."""
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}
+"""Largest accepted difference of two scores, as a share of the largest score: rounding alone. The library's norms are in float32 at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
