@@ -1,12 +1,11 @@
 """One token of every row through a standard decoder: what transformers' forward computes, from the model's own parameters, in a third of the calls.
 
-Of a small model's decode step most is Python: modules, masks, caches and arguments that are made anew for one token. Here a layer is a dozen calls.
-Queries, keys and values are one product where their weights are small, and so are gate and up; rotary tables are computed once; heads that share
-keys are read as further queries of one head, so that keys are not copied. Operations have the order of the library's, so most bits are the same;
-`trial` looks at the scores before the first rollout.
+Of a small model's decode step most is Python: modules, masks, caches and arguments that are made anew for one token. Here a layer is some twenty calls.
+Queries, keys and values are one product where their weights are small, and so are gate and up; rotary tables are computed once; heads that share keys
+are read as further queries of one head, so that keys are not copied. `trial` compares the scores with the library's before the first rollout.
 
-Covered: FAMILIES on a CPU, any float type, rotary embeddings that do not depend on the length, layers that see everything. `uncovered` says what stands
-against it. Left out: prompts (`passes`), adapters, quantised layers, training.
+Covered: FAMILIES on a CPU, any float type, rotary embeddings that do not depend on the length, layers that see everything. `uncovered` says what
+stands against it. Left out: prompts (`passes`), adapters, quantised layers, training.
 """
 
 from __future__ import annotations
@@ -100,16 +99,25 @@ class _Layer:
 
 
 def _attended(queries: Tensor, keys: Tensor, values: Tensor, unseen: Tensor, scale: float) -> Tensor:
-    """(N, G, D) of queries (N, G, D), keys and values (N, S, D); `unseen` (N, G, S) is added to the scores. In float32 three calls are faster than the
-    fused one, which calls MKL for each head; in shorter types that one keeps its sums in float32."""
+    """(N, G, D) of queries (N, G, D), keys and values (N, S, D); `unseen` (N, G, S) is added to the scores. In float32 three calls are faster than
+    the fused one, which calls MKL for each head; in shorter types that one keeps its sums in float32."""
     if queries.dtype not in (torch.float32, torch.float64):
-        return scaled_dot_product_attention(queries, keys, values, attn_mask=unseen, scale=scale)
+        return scaled_dot_product_attention(queries[:, None], keys[:, None], values[:, None], attn_mask=unseen[:, None], scale=scale)
     return torch.bmm(torch.baddbmm(unseen, queries, keys.transpose(1, 2), alpha=scale).softmax(-1), values)
 
 
 def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
     """Root mean square norm over the last dimension (Zhang and Sennrich, 1910.07467)."""
-    return partial(rms_norm, normalized_shape=(len(norm.weight),), weight=norm.weight.detach(), eps=norm.variance_epsilon)
+    weight, eps = norm.weight.detach(), norm.variance_epsilon
+    if weight.dtype == torch.float32:
+        return partial(rms_norm, normalized_shape=weight.shape, weight=weight, eps=eps)
+    return lambda hidden: weight * _normed(hidden, eps)
+
+
+def _normed(hidden: Tensor, eps: float) -> Tensor:
+    """Without the weight, in float32 and rounded before it, as the library's."""
+    exact = hidden.float()
+    return (exact * (exact.pow(2).mean(-1, keepdim=True) + eps).rsqrt()).to(hidden.dtype)
 
 
 def _heads_norm(attention: nn.Module, heads: int, key_heads: int) -> Callable[[Tensor], Tensor] | None:
@@ -118,7 +126,7 @@ def _heads_norm(attention: nn.Module, heads: int, key_heads: int) -> Callable[[T
     if "q_norm" not in parts:
         return None
     weights = torch.cat([parts["q_norm"].weight.detach().expand(heads, -1), parts["k_norm"].weight.detach().expand(key_heads, -1)])
-    return lambda turned: rms_norm(turned, weights.shape[1:], eps=parts["q_norm"].variance_epsilon).mul_(weights)
+    return lambda turned: weights * _normed(turned, parts["q_norm"].variance_epsilon)
 
 
 def _signed(sin: Tensor, half: int) -> Tensor:
@@ -126,6 +134,6 @@ def _signed(sin: Tensor, half: int) -> Tensor:
     return torch.cat([-sin[:, :half], sin[:, half:]], -1)
 
 
-# To add one: the class of a model whose layers are norm, attention with rotary embedding, norm, gated feed-forward, and nothing else; with a row in the
-# tests, which compare it with the library's forward.
+# To add one: the class of a model whose layers are norm, attention with rotary embedding, norm, gated feed-forward, and nothing else; with a row in
+# `tests/engines/test_own_step.py`, which compares it with the library's forward.
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
