@@ -1,6 +1,6 @@
 """One token of every row through a standard decoder: what transformers' forward computes, from the model's own parameters, in a third of the calls.
 
-Of a small model's decode step most is Python: modules, masks, caches and arguments that are made anew for one token. Here a layer is some twenty calls.
+Of a small model's decode step most is Python: modules, masks, caches and arguments that are made anew for one token. Here a layer is twenty calls.
 Queries, keys and values are one product where their weights are small, and so are gate and up; rotary tables are computed once; heads that share keys
 are read as further queries of one head, so that keys are not copied. `trial` compares the scores with the library's before the first rollout.
 
