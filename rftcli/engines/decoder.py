@@ -11,12 +11,12 @@ stands against it. Left out: prompts (`passes`), adapters, quantised layers, tra
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention
+from torch.linalg import vector_norm
+from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import DynamicCache
 
 from rftcli.engines.linears import Products
@@ -53,7 +53,7 @@ class Decoder:
         model, head_dim = module.model, module.model.layers[0].self_attn.head_dim
         self._words = model.embed_tokens.weight.detach()  # (V, H)
         cos, sin = model.rotary_emb(self._words, torch.arange(positions)[None])
-        self._cos, self._sin = cos[0], _signed(sin[0], head_dim // 2)  # (positions, D)
+        self._turns = torch.stack([cos[0], _signed(sin[0], head_dim // 2)], 1)  # (positions, 2, D)
         self._layers = [_Layer(layer, products) for layer in model.layers[: module.config.num_hidden_layers]]
         self._shared = self._layers[0].shared
         self._norm, self._head = _norm(model.norm), products.joined(module.lm_head)
@@ -61,7 +61,7 @@ class Decoder:
     def __call__(self, ids: Tensor, batch: Batch) -> Tensor:
         """(R, V) scores after the tokens `ids` (R,), which get the newest place of the batch's mask and cache."""
         cache: DynamicCache = batch.cache
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]  # (R, 1, D)
+        cos, sin = self._turns[batch.positions].unbind(2)  # (R, 1, D)
         unseen = torch.zeros(batch.mask.shape, dtype=cos.dtype).masked_fill_(batch.mask == 0, -torch.inf)
         unseen = unseen[:, None, None].expand(-1, *self._shared, -1).flatten(0, 1)  # (R x key heads, queries of each, S)
         hidden = embedding(ids, self._words)  # (R, H)
@@ -108,10 +108,13 @@ def _attended(queries: Tensor, keys: Tensor, values: Tensor, unseen: Tensor, sca
 
 def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
     """Root mean square norm over the last dimension (Zhang and Sennrich, 1910.07467)."""
-    weight, eps = norm.weight.detach(), norm.variance_epsilon
-    if weight.dtype == torch.float32:
-        return partial(rms_norm, normalized_shape=weight.shape, weight=weight, eps=eps)
-    return lambda hidden: weight * _normed(hidden, eps)
+    weight, eps = norm.weight.detach(), torch.tensor(norm.variance_epsilon)
+
+    def in_float32(hidden: Tensor) -> Tensor:
+        size = vector_norm(hidden, dim=-1, keepdim=True)
+        return (hidden * torch.addcmul(eps, size, size, value=1.0 / len(weight)).rsqrt_()).mul_(weight)
+
+    return in_float32 if weight.dtype == torch.float32 else lambda hidden: weight * _normed(hidden, norm.variance_epsilon)
 
 
 def _normed(hidden: Tensor, eps: float) -> Tensor:

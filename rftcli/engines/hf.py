@@ -40,10 +40,9 @@ from rftcli.engines.decoder import Decoder, uncovered
 from rftcli.engines.finish import StopRule, completion, stop_rule
 from rftcli.engines.kvcache import expanded
 from rftcli.engines.linears import WORTH_PACKING_PASSES, Linears, Products
-from rftcli.engines.noise import uniforms
 from rftcli.engines.passes import Passes, prompts_of
 from rftcli.engines.rows import Batch, Pool, Prefilled, Row
-from rftcli.engines.sampling import choose_greedily, draw, log_weights
+from rftcli.engines.sampling import choose_greedily, draw, log_weights, logprobs_of
 from rftcli.engines.shaping import Rules, Shaping, rules_of
 from rftcli.engines.trial import TRIAL_TOKENS, VECTOR_ROWS, Found, in_eights, rows_are_alike, same_scores
 from rftcli.engines.weights import copy_into
@@ -311,11 +310,13 @@ class HFSampler:
             min_p=settings.min_p,
             filters=call.rules.filters,
         )
-        ids, logprobs = draw(weights, torch.from_numpy(uniforms(batch.keys, batch.token_counts())).to(self._device))
+        ids, mass = draw(weights, torch.from_numpy(batch.noise()).to(self._device))
+        logprobs = logprobs_of(weights, ids, mass) if settings.logprobs else None
         if any(batch.greedy):
             greedy = torch.tensor(batch.greedy, device=self._device)
-            ids, logprobs = torch.where(greedy, choose_greedily(scores), ids), torch.where(greedy, 0.0, logprobs)
-        return ids, logprobs.tolist() if settings.logprobs else []
+            ids = torch.where(greedy, choose_greedily(scores), ids)
+            logprobs = None if logprobs is None else torch.where(greedy, 0.0, logprobs)
+        return ids, [] if logprobs is None else logprobs.tolist()
 
     def _temperature(self, batch: Batch, settings: SamplingSettings) -> float | Tensor:
         """One for all rows, or (R,) where some of them take their first token at another one."""
