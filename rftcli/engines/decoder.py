@@ -55,7 +55,8 @@ class Decoder:
         cos, sin = model.rotary_emb(self._words, torch.arange(positions)[None])
         self._turns = torch.stack([cos[0], _signed(sin[0], head_dim // 2)], 1)  # (positions, 2, D)
         self._layers = [_Layer(layer, products) for layer in model.layers[: module.config.num_hidden_layers]]
-        self._shared = self._layers[0].shared
+        self.shared, self.dim, self.dtype = self._layers[0].shared, head_dim, self._words.dtype
+        """(key heads, queries of each); numbers of a head."""
         self._norm, self._head = _norm(model.norm), products.joined(module.lm_head)
 
     def __call__(self, ids: Tensor, batch: Batch) -> Tensor:
@@ -63,7 +64,7 @@ class Decoder:
         cache: DynamicCache = batch.cache
         cos, sin = self._turns[batch.positions].unbind(2)  # (R, 1, D)
         unseen = torch.zeros(batch.mask.shape, dtype=cos.dtype).masked_fill_(batch.mask == 0, -torch.inf)
-        unseen = unseen[:, None, None].expand(-1, *self._shared, -1).flatten(0, 1)  # (R x key heads, queries of each, S)
+        unseen = unseen[:, None, None].expand(-1, *self.shared, -1).flatten(0, 1)  # (R x key heads, queries of each, S)
         hidden = embedding(ids, self._words)  # (R, H)
         for layer, states in zip(self._layers, cache.layers, strict=True):
             hidden = layer(hidden, cos, sin, unseen, states)
@@ -92,13 +93,13 @@ class _Layer:
         turned = (turned * cos).add_(turned.roll(self._dim // 2, -1).mul_(sin))
         keys, values = states.update(turned[:, self._heads :, None], values[:, :, None])  # (R, key heads, S, D)
         queries = turned[:, : self._heads].reshape(-1, self.shared[1], self._dim)  # heads of one key head stand together
-        found = _attended(queries, keys.flatten(0, 1), values.flatten(0, 1), unseen, self._scale)
+        found = attended(queries, keys.flatten(0, 1), values.flatten(0, 1), unseen, self._scale)
         hidden = self._out(found.reshape(rows, -1)).add_(hidden)
         gate, up = self._gate_up(self._between(hidden)).chunk(2, -1)
         return self._down(self._act(gate).mul_(up)).add_(hidden)
 
 
-def _attended(queries: Tensor, keys: Tensor, values: Tensor, unseen: Tensor, scale: float) -> Tensor:
+def attended(queries: Tensor, keys: Tensor, values: Tensor, unseen: Tensor, scale: float) -> Tensor:
     """(N, G, D) of queries (N, G, D), keys and values (N, S, D); `unseen` (N, G, S) is added to the scores. In float32 three calls are faster than
     the fused one, which calls MKL for each head; in shorter types that one keeps its sums in float32."""
     if queries.dtype not in (torch.float32, torch.float64):

@@ -44,7 +44,18 @@ from rftcli.engines.passes import Passes, prompts_of
 from rftcli.engines.rows import Batch, Pool, Prefilled, Row
 from rftcli.engines.sampling import choose_greedily, draw, log_weights, logprobs_of
 from rftcli.engines.shaping import Rules, Shaping, rules_of
-from rftcli.engines.trial import TRIAL_TOKENS, VECTOR_ROWS, Found, in_eights, rows_are_alike, same_scores
+from rftcli.engines.trial import (
+    DROPPED_TOKENS,
+    LEAST_POSITIONS,
+    MOST_POSITIONS,
+    TRIAL_TOKENS,
+    VECTOR_ROWS,
+    Found,
+    in_eights,
+    padding_drops,
+    rows_are_alike,
+    same_scores,
+)
 from rftcli.engines.weights import copy_into
 from rftcli.errors import RftError, UsageError
 from rftcli.protocols import Weights
@@ -162,7 +173,8 @@ class HFSampler:
             if plain is None:
                 plain = same_scores(own, library, **trial)
             alike = self._linears.alike and rows_are_alike(own if plain is None else library, most=self._batch_rows, **trial)
-        self.found = Found(rows_alike=alike, plain=plain)
+        drops = plain is None and own.decoder is not None and padding_drops(own.decoder)
+        self.found = Found(rows_alike=alike, plain=plain, padding_drops=drops)
         return self.found
 
     @contextmanager
@@ -287,11 +299,18 @@ class HFSampler:
         owner[: len(rows)] = torch.tensor([places[row.prefix] for row in rows])
         owner = owner.to(self._device)  # (R,)
         shaping = Shaping(call.rules, size, prompts.scores.shape[-1], self._device) if call.rules.shapes else None
-        batch = Batch(size, self._device, expanded(prompts.caches, owner), prompts.scores[owner], prompts.mask[owner], shaping)
+        start = self._shared_padding(width, max(map(len, prefixes)), call.settings)
+        batch = Batch(size, self._device, expanded(prompts.caches, owner, start), prompts.scores[owner], prompts.mask[owner, start:], shaping)
         batch.greedy = [all(row.greedy for row in rows)] * size
         for index, row in enumerate(rows):
             batch.place(index, row)
         return batch
+
+    def _shared_padding(self, width: int, longest: int, settings: SamplingSettings) -> int:
+        """Positions in front that no prompt of a batch has a token at, and that rows can do without; `longest`: tokens of its longest prompt."""
+        if self.found is None or not self.found.padding_drops or width + settings.max_new_tokens > MOST_POSITIONS:
+            return 0
+        return max(0, width - max(longest, LEAST_POSITIONS)) // DROPPED_TOKENS * DROPPED_TOKENS
 
     @torch.no_grad()
     def _choose(self, batch: Batch, call: _Call) -> tuple[Tensor, list[float]]:

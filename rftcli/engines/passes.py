@@ -41,7 +41,7 @@ class Passes:
     def __init__(
         self, module: Any, products: Products, decoder: Decoder | None, *, prompts_at_once: int | None, pad_id: int, device: torch.device
     ) -> None:
-        self._module, self._products, self._decoder = module, products, decoder
+        self._module, self._products, self.decoder = module, products, decoder
         self.prompts_at_once, self._pad_id, self._device = prompts_at_once, pad_id, device
         self._last_only = _last_only(type(module))
 
@@ -69,8 +69,8 @@ class Passes:
         """Feed the chosen ids (R,), those below 0 as dummies, and take the scores that follow."""
         batch.advance()
         ids = ids.clamp(min=0)
-        if self._decoder is not None:
-            batch.scores = self._decoder(ids, batch)
+        if self.decoder is not None:
+            batch.scores = self.decoder(ids, batch)
         else:
             batch.scores = self._forward(ids[:, None], batch.mask, batch.positions, batch.cache)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rftcli.engines.decoder import Decoder, attended
 from rftcli.engines.kvcache import expanded
 from rftcli.engines.passes import Passes
 from rftcli.engines.rows import Batch
@@ -25,6 +26,12 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 0.01, tor
 """Largest accepted difference of two scores, as a share of the largest score: rounding alone. The library's norms are in float32 at most."""
 
 
+DROPPED_TOKENS = 16
+"""Padding is left out by so many positions: sums of a vector's width keep their order."""
+LEAST_POSITIONS, MOST_POSITIONS = 32, 256
+"""Where padding may be left out: below, sums have another order; above, the trial would take long, and padding is a small part."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What trials have found."""
@@ -33,6 +40,8 @@ class Found:
     """A row's bits are the same in passes of any number of rows."""
     plain: str | None
     """Why tokens go through the library's forward; None: through the own step."""
+    padding_drops: bool
+    """The own step gives a row the same bits without padding that all rows of its batch share."""
 
 
 def in_eights(rows: int) -> int:
@@ -78,3 +87,23 @@ def rows_are_alike(passes: Passes, *, width: int, most: int, words: int, device:
     first, last = (scores(some)[1] for some in (owners[:VECTOR_ROWS], owners[-VECTOR_ROWS:]))
     alone = torch.cat([passes.prefill([prefix], width).scores for prefix in prefixes])
     return torch.equal(alone, together) and torch.equal(first, many[:VECTOR_ROWS]) and torch.equal(last, many[-VECTOR_ROWS:])
+
+
+def padding_drops(decoder: Decoder) -> bool:
+    """Does attention give the same bits with masked positions in front and without them, for every number of positions that a batch may have?"""
+    (key_heads, shared), dim, dtype = decoder.shared, decoder.dim, decoder.dtype
+    draws = torch.Generator().manual_seed(0)
+    queries, keys, values = (
+        torch.randn(key_heads, size, dim, generator=draws).to(dtype) for size in (shared, 2 * MOST_POSITIONS, 2 * MOST_POSITIONS)
+    )
+    for seen in range(LEAST_POSITIONS, MOST_POSITIONS + 1):
+        dropped = DROPPED_TOKENS * (1 + seen % 7)
+        unseen = torch.zeros(key_heads, shared, dropped + seen, dtype=dtype)
+        unseen[..., :dropped] = -torch.inf
+        padded = attended(queries, keys[:, : dropped + seen], values[:, : dropped + seen], unseen, dim**-0.5)
+        bare = attended(
+            queries, keys[:, dropped : dropped + seen].clone(), values[:, dropped : dropped + seen].clone(), unseen[..., dropped:].clone(), dim**-0.5
+        )
+        if not torch.equal(padded, bare):
+            return False
+    return True
