@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from rftcli.engines.decoder import FAMILIES, uncovered
-from rftcli.engines.trial import TOLERANCE
+from rftcli.engines.trial import TOLERANCE, Found
 from rftcli.types import SamplingSettings
 
 VOCAB = 97
@@ -149,3 +149,21 @@ def test_families_windows_devices_and_rotary_embeddings_that_are_not_covered(kit
     assert uncovered(kit.build_gpt2(VOCAB), CPU) == "the own decode step does not know GPT2LMHeadModel"
     assert uncovered(kit.build_llama(VOCAB), torch.device("cuda")) == "the own decode step is for CPUs"
     assert uncovered(kit.build_llama(VOCAB), CPU) is None
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, heads of their own", "qwen3, norms of heads"])
+def test_padding_that_all_rows_share_is_left_out_without_changing_bits(kit, name: str) -> None:
+    """Prompts of 33, 36 and 62 tokens have one bucket. Alone the first two go without 16 positions in front; beside the third none do."""
+    model = build(name)
+    requests = [kit.make_request(draw, [(7 + draw * 5 + place * 3) % VOCAB for place in range(length)]) for draw, length in enumerate((33, 36, 62))]
+    settings = SamplingSettings(max_new_tokens=40, seed=3, logprobs=True)
+
+    def bits(found: Found | None, *parts):
+        sampler = kit.make_sampler(model, VOCAB, batch_rows=32, eos_ids=(), found=found)
+        made = [one for part in parts for one in sampler.generate(part, settings)]
+        return {(one.prompt.draw, one.sample): (one.trace.ids, one.trace.logprobs) for one in made}
+
+    whole = bits(Found(rows_alike=True, plain=None, padding_drops=False), requests)
+    sampler = kit.make_sampler(model, VOCAB, batch_rows=32, eos_ids=())
+    assert sampler.prove().padding_drops
+    assert bits(None, requests) == whole == bits(None, requests[:1], requests[1:2], requests[2:]) == bits(None, requests[:2], requests[2:])
