@@ -42,7 +42,7 @@ def uncovered(module: nn.Module, device: torch.device) -> str | None:
         if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
             return f"`{name}` has hooks"
         if name.endswith(("_proj", "lm_head")) and type(part) is not nn.Linear:
-            return f"`{name}` is a {type(part).__name__}"
+            return f"`{name}` is no plain linear layer, but {type(part).__module__}.{type(part).__name__}"
     return None
 
 

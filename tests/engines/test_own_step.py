@@ -129,7 +129,7 @@ def changed(change: str):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("layer", "`model.layers.1.mlp.up_proj` is a Doubled"),
+        ("layer", "`model.layers.1.mlp.up_proj` is no plain linear layer, but"),
         ("hook", "`model.layers.0` has hooks"),
         ("norm", "its scores differ by 0."),
     ],
