@@ -76,7 +76,7 @@ class _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         self._dim = attention.head_dim
         self._heads, self._key_heads = attention.q_proj.out_features // self._dim, attention.k_proj.out_features // self._dim
-        self._turned_heads, self.shared = self._heads + self._key_heads, (self._key_heads, self._heads // self._key_heads)
+        self.shared = self._key_heads, self._heads // self._key_heads
         self._scale = attention.scaling
         self._before, self._between = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         self._qkv = products.joined(attention.q_proj, attention.k_proj, attention.v_proj)
@@ -87,12 +87,13 @@ class _Layer:
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, unseen: Tensor, states: Any) -> Tensor:
         rows = len(hidden)
         heads = self._qkv(self._before(hidden)).view(rows, -1, self._dim)  # (R, queries + keys + values, D)
-        turned, values = heads[:, : self._turned_heads], heads[:, self._turned_heads :]
+        turned, values = heads.split((self._heads + self._key_heads, self._key_heads), 1)
         if self._heads_norm is not None:
             turned = self._heads_norm(turned)
         turned = (turned * cos).add_(turned.roll(self._dim // 2, -1).mul_(sin))
-        keys, values = states.update(turned[:, self._heads :, None], values[:, :, None])  # (R, key heads, S, D)
-        queries = turned[:, : self._heads].reshape(-1, self.shared[1], self._dim)  # heads of one key head stand together
+        queries, keys = turned.split((self._heads, self._key_heads), 1)
+        keys, values = states.update(keys.unsqueeze(2), values.unsqueeze(2))  # (R, key heads, S, D)
+        queries = queries.reshape(-1, self.shared[1], self._dim)  # heads of one key head stand together
         found = attended(queries, keys.flatten(0, 1), values.flatten(0, 1), unseen, self._scale)
         hidden = self._out(found.reshape(rows, -1)).add_(hidden)
         gate, up = self._gate_up(self._between(hidden)).chunk(2, -1)

@@ -10,11 +10,15 @@ over ranks (float32 on a CPU, dense models, equal `batch_rows` and thread count)
   follows from the settings and the prompt's width; places left over, and rows that are finished, go on as dummies. Prompts are prefilled in passes of
   a fixed number of rows.
 
-And in both:
+Tokens go through an own decode step (`decoder`) where the model is covered and a trial before the first rollout shows the scores of transformers'
+forward, else through that forward; prompts always go through it.
+
+And in all of them:
 
 - a prompt's width is that of its own bucket, `width_bucket` x 1, 2, 4, ..., never that of its batch; only rows of one width share a batch;
 - prompts are prefilled once each, and their cache is copied to their rows;
 - a bucket is wider than its prompts, so every row has a masked position and attention takes the masked kernel in every batch;
+- positions in front that are padding in all rows of a batch are left out where a trial shows that the own step's attention has the same bits without;
 - with `continuous`, where a waiting row takes the place of a finished one, the cache has a fixed size and every row a part of its own in it, so that
   a row's arithmetic has the same shapes at any time.
 

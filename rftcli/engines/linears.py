@@ -92,10 +92,11 @@ def _in_blocks(transposed: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
     count = rows.numel() // width
     missing = -count % BLOCK_ROWS
     flat = pad(rows.reshape(-1, width), (0, 0, 0, missing)) if missing else rows
-    made = torch.bmm(flat.reshape(-1, BLOCK_ROWS, width), transposed.expand((count + missing) // BLOCK_ROWS, width, words))
+    made = torch.bmm(flat.reshape(-1, BLOCK_ROWS, width), transposed.expand((count + missing) // BLOCK_ROWS, width, words)).view(-1, words)
     if missing:
-        made = made.view(-1, words)[:count]
-    made = made.view(*rows.shape[:-1], words)
+        made = made[:count]
+    if rows.dim() != 2:
+        made = made.view(*rows.shape[:-1], words)
     return made if bias is None else made.add_(bias)
 
 
