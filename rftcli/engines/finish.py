@@ -31,14 +31,12 @@ class StopRule:
     def finished(self, ids: Sequence[int], limit: int | None = None) -> FinishReason | None:
         """Why the completion ends with the last of `ids` (all tokens so far), or None if it goes on. Call it after every token. `limit`: of its
         request, where that has one."""
-        if ids and (ids[-1] in self.ids or (len(ids) >= self.min_new_tokens and self._ends_a_string(ids))):
+        if ids and (ids[-1] in self.ids or (self.strings and len(ids) >= self.min_new_tokens and self._ends_a_string(ids))):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(ids) >= (self.max_new_tokens if limit is None else min(limit, self.max_new_tokens)) else None
 
     def _ends_a_string(self, ids: Sequence[int]) -> bool:
         """Whether the last token completed a stop string. A token holds at least one byte of text, so a string spans at most its bytes in tokens."""
-        if not self.strings:
-            return False
         tail = list(ids[-(max(len(string.encode()) for string in self.strings) + CONTEXT_TOKENS) :])
         text = self.decode(tail, skip_special_tokens=False)
         found = [string for string in self.strings if string in text]

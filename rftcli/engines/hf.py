@@ -10,11 +10,15 @@ over ranks (float32 on a CPU, dense models, equal `batch_rows` and thread count)
   follows from the settings and the prompt's width; places left over, and rows that are finished, go on as dummies. Prompts are prefilled in passes of
   a fixed number of rows.
 
-And in both:
+Tokens go through an own decode step (`decoder`) where the model is covered and a trial before the first rollout shows the scores of transformers'
+forward, else through that forward; prompts always go through it.
+
+And in all of them:
 
 - a prompt's width is that of its own bucket, `width_bucket` x 1, 2, 4, ..., never that of its batch; only rows of one width share a batch;
 - prompts are prefilled once each, and their cache is copied to their rows;
 - a bucket is wider than its prompts, so every row has a masked position and attention takes the masked kernel in every batch;
+- positions in front that are padding in all rows of a batch are left out where a trial shows that the own step's attention has the same bits without;
 - with `continuous`, where a waiting row takes the place of a finished one, the cache has a fixed size and every row a part of its own in it, so that
   a row's arithmetic has the same shapes at any time.
 
@@ -28,37 +32,43 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from rftcli.engines.decoder import Decoder, uncovered
 from rftcli.engines.finish import StopRule, completion, stop_rule
 from rftcli.engines.kvcache import expanded
-from rftcli.engines.linears import Linears, Products
-from rftcli.engines.noise import uniforms
+from rftcli.engines.linears import WORTH_PACKING_PASSES, Linears, Products
+from rftcli.engines.passes import Passes, prompts_of
 from rftcli.engines.rows import Batch, Pool, Prefilled, Row
-from rftcli.engines.sampling import choose_greedily, draw, log_weights
+from rftcli.engines.sampling import choose_greedily, draw, log_weights, logprobs_of
 from rftcli.engines.shaping import Rules, Shaping, rules_of
+from rftcli.engines.trial import (
+    DROPPED_TOKENS,
+    LEAST_POSITIONS,
+    MOST_POSITIONS,
+    TRIAL_TOKENS,
+    VECTOR_ROWS,
+    Found,
+    in_eights,
+    padding_drops,
+    rows_are_alike,
+    same_scores,
+)
 from rftcli.engines.weights import copy_into
 from rftcli.errors import RftError, UsageError
 from rftcli.protocols import Weights
 from rftcli.types import Completion, FinishReason, Request, SamplingSettings
 
-VECTOR_ROWS = 8
-"""Elementwise kernels treat the last few numbers of an oddly sized tensor separately, with other last bits."""
 PREFILL_ROWS_CPU = 1
 """On a CPU one prompt fills the machine, and a dummy would cost as much as a prompt."""
 PREFILL_ROWS_ACCELERATOR = 4
 """Elsewhere a pass is bound by launches, and dummies are nearly free."""
-PREFILL_TOKENS = 2048
-"""Positions of a pass over prompts that may be any number: enough to fill a CPU, and little memory."""
-TRIAL_PROMPTS = 3
-TRIAL_ROWS = 256
-"""Of the trial that shows whether rows are alike: prompts, and at most so many rows that continue them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +78,7 @@ class _Call:
     settings: SamplingSettings
     rule: StopRule
     rules: Rules
-    products: Products
+    passes: Passes
 
 
 class HFSampler:
@@ -78,7 +88,8 @@ class HFSampler:
     (`owns_weights`). `eos_ids` are all end tokens of the model. `pad_id` fills masked positions; any valid id will do. `batch_rows`: the most rows
     of a pass; `fixed_rows` (None: as many): rows of every pass where their number changes bits. `batch_tokens` lowers the rows of a pass so that
     rows x (padded prompt + new tokens) stay within it. `continuous`: a waiting row takes a finished one's place.
-    `rows_alike`: what an earlier engine over the same weights has found out; None: a trial does.
+    `own_step`: tokens go through `decoder` where that is covered and gives the model's scores. `found`: what an earlier engine over the same weights
+    has found out; None: trials do, before the first rollout or in `prove`.
     """
 
     def __init__(
@@ -95,7 +106,8 @@ class HFSampler:
         device: torch.device | str,
         width_bucket: int = 16,
         owns_weights: bool,
-        rows_alike: bool | None = None,
+        own_step: bool = True,
+        found: Found | None = None,
     ) -> None:
         assert batch_rows >= 1 and width_bucket >= 1, (batch_rows, width_bucket)
         self.version = 0
@@ -112,9 +124,8 @@ class HFSampler:
         self._width_bucket = width_bucket
         self._owns_weights = owns_weights
         self._linears = Linears(module, self._device)
-        self.rows_alike = rows_alike
-        """Whether a row's bits are the same in passes of any number of rows; None: not tried yet."""
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(module.forward).parameters else {}
+        self._own_step = own_step
+        self.found = found
 
     def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> Iterator[Completion]:
         """Completions as they finish. Raises UsageError for an empty prompt, RftError when the model's scores are not numbers."""
@@ -123,19 +134,18 @@ class HFSampler:
                 raise UsageError(f"prompt {request.prompt.row_id} has no tokens", hint="every row needs a prompt of at least one token")
         rule = stop_rule(settings, self._eos_ids, self._decode)
         rows = [Row(request, sample, settings) for request in requests for sample in request.samples]
-        modes = [(part, part.training) for part in self._module.modules()]
         if self._owns_weights:
             self._module.to(self._device)  # back from `sleep`
-        self._module.eval()
-        try:
+        with self._evaluating():
+            products = self._linears.taken(passes=settings.max_new_tokens)
+            found = self.prove(products)
+            positions = max((self.width(len(row.prefix)) for row in rows), default=0) + settings.max_new_tokens
             call = _Call(
                 settings=settings,
                 rule=rule,
                 rules=rules_of(settings, rule.ids, self._tokenizer, self._device),
-                products=self._linears.taken(passes=settings.max_new_tokens),
+                passes=self._passes(products, positions if found.plain is None else None, together=found.rows_alike),
             )
-            if self.rows_alike is None:
-                self.rows_alike = self._linears.alike and self._rows_are_alike(call)
             waiting: dict[int, list[Row]] = {}
             for row in rows:
                 finish = rule.finished(row.ids, row.request.limit)
@@ -152,9 +162,40 @@ class HFSampler:
                 size = self.pass_rows(width, settings)
                 for first in range(0, len(alike), size):
                     yield from self._run(self._batch(alike[first : first + size], width, size, call), call)
+
+    def prove(self, products: Products | None = None) -> Found:
+        """Find out, once: does the own step give the model's scores, and do a row's bits depend on the number of rows?"""
+        if self.found is not None:
+            return self.found
+        with self._evaluating():
+            products = products or self._linears.taken(passes=WORTH_PACKING_PASSES)
+            trial = {"width": self._width_bucket, "words": self._module.config.get_text_config().vocab_size, "device": self._device}
+            positions = self._width_bucket + TRIAL_TOKENS
+            plain = uncovered(self._module, self._device) if self._own_step else "the own decode step is switched off"
+            library = self._passes(products, None, together=True)
+            own = library if plain is not None else self._passes(products, positions, together=True)
+            if plain is None:
+                plain = same_scores(own, library, **trial)
+            alike = self._linears.alike and rows_are_alike(own if plain is None else library, most=self._batch_rows, **trial)
+        drops = plain is None and own.decoder is not None and padding_drops(own.decoder)
+        self.found = Found(rows_alike=alike, plain=plain, padding_drops=drops)
+        return self.found
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        modes = [(part, part.training) for part in self._module.modules()]
+        self._module.eval()
+        try:
+            yield
         finally:
             for part, training in modes:
                 part.training = training
+
+    def _passes(self, products: Products, positions: int | None, *, together: bool) -> Passes:
+        """By the own step where `positions` are known, the most that a row gets. `together`: prompts, as many as fit."""
+        decoder = None if positions is None else Decoder(self._module, products, positions)
+        fixed = PREFILL_ROWS_CPU if self._device.type == "cpu" else PREFILL_ROWS_ACCELERATOR
+        return Passes(self._module, products, decoder, prompts_at_once=None if together else fixed, pad_id=self._pad_id, device=self._device)
 
     def load(self, weights: Weights, version: int) -> None:
         """Take over weights. A replica copies them, and every parameter has to arrive (once is enough for tied ones); RftError otherwise."""
@@ -181,7 +222,7 @@ class HFSampler:
 
     def pass_rows(self, width: int, settings: SamplingSettings) -> int:
         """The most rows of a decode pass over prompts of this width: a function of the settings and the width alone, never less than eight."""
-        most = self._batch_rows if self.rows_alike else self._fixed_rows
+        most = self._batch_rows if self._alike else self._fixed_rows
         if self._batch_tokens is None:
             return most
         fitting = self._batch_tokens // (width + settings.max_new_tokens) // VECTOR_ROWS * VECTOR_ROWS
@@ -189,14 +230,11 @@ class HFSampler:
 
     def _places(self, rows: int, most: int) -> int:
         """Rows of a pass for so many: in eights, or always the most."""
-        return min(most, _in_eights(rows)) if self.rows_alike else most
+        return min(most, in_eights(rows)) if self._alike else most
 
     @property
-    def _prompts_at_once(self) -> int | None:
-        """Prompts of every pass over prompts; None: as many as fit."""
-        if self.rows_alike:
-            return None
-        return PREFILL_ROWS_CPU if self._device.type == "cpu" else PREFILL_ROWS_ACCELERATOR
+    def _alike(self) -> bool:
+        return self.found is not None and self.found.rows_alike
 
     def _refilling(self, rows: Sequence[Row], width: int, call: _Call) -> Iterator[Completion]:
         """All rows of one width through one pool. Prompts are prefilled when their first row gets a place, and let go with the last."""
@@ -224,8 +262,8 @@ class HFSampler:
 
     def _ahead(self, row: Row, waiting: Sequence[Row], width: int, call: _Call) -> dict[tuple[int, ...], tuple[Prefilled, int]]:
         """The row's prompt and the next ones, as many as one pass holds."""
-        prefixes = list(dict.fromkeys((row.prefix, *(other.prefix for other in waiting))))[: self._prompts_at_once or _prompts_of(width)]
-        prompts = self._prefill(prefixes, width, call)
+        prefixes = list(dict.fromkeys((row.prefix, *(other.prefix for other in waiting))))[: call.passes.prompts_at_once or prompts_of(width)]
+        prompts = call.passes.prefill(prefixes, width)
         return {prefix: (prompts, number) for number, prefix in enumerate(prefixes)}
 
     def _run(self, batch: Batch, call: _Call, refill: Callable[[], None] | None = None) -> Iterator[Completion]:
@@ -249,7 +287,7 @@ class HFSampler:
                     batch.release(index)
                     yield self._completed(row, finish)
             if any(row is not None for row in batch.rows):
-                self._step(batch, ids, call)
+                call.passes.step(batch, ids)
             if refill is not None:
                 refill()
             if all(row is None for row in batch.rows):
@@ -258,45 +296,25 @@ class HFSampler:
     def _batch(self, rows: Sequence[Row], width: int, size: int, call: _Call) -> Batch:
         """Each different prompt once; then its cache, scores and mask for every row of it. Dummies copy the first."""
         prefixes = list(dict.fromkeys(row.prefix for row in rows))
-        prompts = self._prefill(prefixes, width, call)
+        prompts = call.passes.prefill(prefixes, width)
         size = self._places(len(rows), size)
         places = {prefix: index for index, prefix in enumerate(prefixes)}
         owner = torch.zeros(size, dtype=torch.int64)
         owner[: len(rows)] = torch.tensor([places[row.prefix] for row in rows])
         owner = owner.to(self._device)  # (R,)
         shaping = Shaping(call.rules, size, prompts.scores.shape[-1], self._device) if call.rules.shapes else None
-        batch = Batch(size, self._device, expanded(prompts.caches, owner), prompts.scores[owner], prompts.mask[owner], shaping)
+        start = self._shared_padding(width, max(map(len, prefixes)), call.settings)
+        batch = Batch(size, self._device, expanded(prompts.caches, owner, start), prompts.scores[owner], prompts.mask[owner, start:], shaping)
         batch.greedy = [all(row.greedy for row in rows)] * size
         for index, row in enumerate(rows):
             batch.place(index, row)
         return batch
 
-    @torch.no_grad()
-    def _prefill(self, prefixes: Sequence[tuple[int, ...]], width: int, call: _Call) -> Prefilled:
-        """The prompts in order, padded on the left to `width`, in passes of as many as fit or of a fixed number; dummies repeat the first."""
-        fixed = self._prompts_at_once
-        missing = 0 if fixed is None else -len(prefixes) % fixed
-        size = _prompts_of(width) if fixed is None else fixed
-        padded = torch.full((len(prefixes) + missing, width), self._pad_id)
-        mask = torch.zeros_like(padded)
-        for index, prefix in enumerate([*prefixes, *(prefixes[0] for _ in range(missing))]):
-            padded[index, width - len(prefix) :] = torch.tensor(prefix)
-            mask[index, width - len(prefix) :] = 1
-        padded, mask = padded.to(self._device), mask.to(self._device)
-        caches, scores = [], []
-        for ids, seen in zip(padded.split(size), mask.split(size), strict=True):
-            with call.products.applied():
-                output = self._module(
-                    input_ids=ids,
-                    attention_mask=seen,
-                    position_ids=(seen.cumsum(-1) - 1).clamp(min=0),
-                    past_key_values=DynamicCache(config=self._module.config),
-                    use_cache=True,
-                    **self._last_only,
-                )
-            caches.append(output.past_key_values)
-            scores.append(output.logits[:, -1])
-        return Prefilled(caches=caches, scores=torch.cat(scores), mask=mask)
+    def _shared_padding(self, width: int, longest: int, settings: SamplingSettings) -> int:
+        """Positions in front that no prompt of a batch has a token at, and that rows can do without; `longest`: tokens of its longest prompt."""
+        if self.found is None or not self.found.padding_drops or width + settings.max_new_tokens > MOST_POSITIONS:
+            return 0
+        return max(0, width - max(longest, LEAST_POSITIONS)) // DROPPED_TOKENS * DROPPED_TOKENS
 
     @torch.no_grad()
     def _choose(self, batch: Batch, call: _Call) -> tuple[Tensor, list[float]]:
@@ -315,11 +333,13 @@ class HFSampler:
             min_p=settings.min_p,
             filters=call.rules.filters,
         )
-        ids, logprobs = draw(weights, torch.from_numpy(uniforms(batch.keys, batch.token_counts())).to(self._device))
+        ids, mass = draw(weights, torch.from_numpy(batch.noise()).to(self._device))
+        logprobs = logprobs_of(weights, ids, mass) if settings.logprobs else None
         if any(batch.greedy):
             greedy = torch.tensor(batch.greedy, device=self._device)
-            ids, logprobs = torch.where(greedy, choose_greedily(scores), ids), torch.where(greedy, 0.0, logprobs)
-        return ids, logprobs.tolist() if settings.logprobs else []
+            ids = torch.where(greedy, choose_greedily(scores), ids)
+            logprobs = None if logprobs is None else torch.where(greedy, 0.0, logprobs)
+        return ids, [] if logprobs is None else logprobs.tolist()
 
     def _temperature(self, batch: Batch, settings: SamplingSettings) -> float | Tensor:
         """One for all rows, or (R,) where some of them take their first token at another one."""
@@ -329,52 +349,8 @@ class HFSampler:
         found[torch.from_numpy(batch.token_counts() == 0)] = settings.first_token_temperature
         return found.to(self._device)
 
-    @torch.no_grad()
-    def _step(self, batch: Batch, ids: Tensor, call: _Call) -> None:
-        """Feed the chosen ids (R,) and take the scores that follow."""
-        batch.advance()
-        with call.products.applied():
-            output = self._module(
-                input_ids=ids.clamp(min=0)[:, None],
-                attention_mask=batch.mask,
-                position_ids=batch.positions,
-                past_key_values=batch.cache,
-                use_cache=True,
-                **self._last_only,
-            )
-        batch.scores = output.logits[:, -1]
-
-    def _rows_are_alike(self, call: _Call) -> bool:
-        """A trial: do prompts, and rows that continue them, come out with the same bits alone, in eights, and in the largest pass?"""
-        width, most = self._width_bucket, self._batch_rows
-        words = self._module.config.get_text_config().vocab_size
-        prefixes = [tuple((number * 7 + place * 3) % words for place in range(number + 1)) for number in range(TRIAL_PROMPTS)]
-
-        def scores(chosen: Sequence[int], rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-            prompts = self._prefill([prefixes[number] for number in chosen], width, call)
-            owner = torch.tensor(rows)
-            batch = Batch(len(rows), self._device, expanded(prompts.caches, owner), prompts.scores[owner], prompts.mask[owner], None)
-            self._step(batch, (owner * 5 + 1) % words, call)
-            return prompts.scores, batch.scores
-
-        self.rows_alike = True
-        owners = [row % TRIAL_PROMPTS for row in range(_in_eights(min(most, TRIAL_ROWS)))]
-        together, many = scores(range(TRIAL_PROMPTS), owners)
-        first, last = (scores(range(TRIAL_PROMPTS), some)[1] for some in (owners[:VECTOR_ROWS], owners[-VECTOR_ROWS:]))
-        alone = torch.cat([self._prefill([prefix], width, call).scores for prefix in prefixes])
-        return torch.equal(alone, together) and torch.equal(first, many[:VECTOR_ROWS]) and torch.equal(last, many[-VECTOR_ROWS:])
-
     def _completed(self, row: Row, finish: FinishReason) -> Completion:
         return completion(row.request, row.sample, ids=row.ids, logprobs=row.logprobs, finish=finish, version=self.version, decode=self._decode)
-
-
-def _in_eights(rows: int) -> int:
-    return -(-rows // VECTOR_ROWS) * VECTOR_ROWS
-
-
-def _prompts_of(width: int) -> int:
-    """Prompts of a pass, where it may be any number."""
-    return max(1, PREFILL_TOKENS // width)
 
 
 def _no_token(shaping: Shaping | None) -> RftError:

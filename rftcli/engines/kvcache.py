@@ -33,9 +33,9 @@ class GrowingLayer(DynamicLayer):
         if end > self._key_buffer.shape[-2]:
             self._key_buffer = _with_room(self.keys, end + GROWTH_TOKENS)
             self._value_buffer = _with_room(self.values, end + GROWTH_TOKENS)
-        self._key_buffer[:, :, start:end] = key_states
-        self._value_buffer[:, :, start:end] = value_states
-        self.keys, self.values = self._key_buffer[:, :, :end], self._value_buffer[:, :, :end]
+        for buffer, states in ((self._key_buffer, key_states), (self._value_buffer, value_states)):
+            buffer.narrow(2, start, end - start).copy_(states)
+        self.keys, self.values = self._key_buffer.narrow(2, 0, end), self._value_buffer.narrow(2, 0, end)
         return self.keys, self.values
 
 
@@ -92,8 +92,9 @@ def slots_like(cache: DynamicCache, rows: int, positions: int) -> DynamicCache:
     return slots
 
 
-def expanded(caches: Sequence[DynamicCache], rows: Tensor) -> DynamicCache:
-    """One cache with a row for each entry of `rows` (R,): its index among all rows of `caches`, which hold equally many positions each."""
+def expanded(caches: Sequence[DynamicCache], rows: Tensor, start: int = 0) -> DynamicCache:
+    """One cache with a row for each entry of `rows` (R,): its index among all rows of `caches`, which hold equally many positions each, from `start`
+    on."""
     whole = caches[0]
     for number, layer in enumerate(whole.layers):
         parts = [cache.layers[number] for cache in caches]
@@ -101,8 +102,8 @@ def expanded(caches: Sequence[DynamicCache], rows: Tensor) -> DynamicCache:
             raise MachineError(
                 f"the hf engine cannot copy a cache layer of the kind {type(layer).__name__}", hint="this model family needs another `rollout.engine`"
             )
-        keys = torch.cat([part.keys for part in parts]).index_select(0, rows)
-        values = torch.cat([part.values for part in parts]).index_select(0, rows)
+        keys = torch.cat([part.keys[:, :, start:] for part in parts]).index_select(0, rows)
+        values = torch.cat([part.values[:, :, start:] for part in parts]).index_select(0, rows)
         if type(layer) is DynamicLayer:
             whole.layers[number] = GrowingLayer(keys, values)
         else:

@@ -52,6 +52,17 @@ class Products:
 
     def __init__(self, layers: Sequence[nn.Linear], *, pack: bool) -> None:
         self._products = [(layer, _product(layer.weight.detach(), layer.bias, pack=pack)) for layer in layers]
+        self._known = {id(layer): product for layer, product in self._products}
+
+    def joined(self, *layers: nn.Linear) -> Product:
+        """The layers' results side by side, (..., N of all). Where all their weights are small that is one product; a large one would not gain by it.
+        A layer that does not compute in this way is asked as it is."""
+        if len(layers) > 1 and all(id(layer) in self._known for layer in layers) and sum(layer.weight.numel() for layer in layers) <= SMALL_NUMBERS:
+            biases = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+            bias = None if all(layer.bias is None for layer in layers) else torch.cat(biases).detach()
+            return _product(torch.cat([layer.weight for layer in layers]).detach(), bias, pack=False)
+        products = [self._known.get(id(layer), layer.forward) for layer in layers]
+        return products[0] if len(products) == 1 else partial(_side_by_side, products)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -65,9 +76,13 @@ class Products:
                 del layer.forward
 
 
+def _side_by_side(products: Sequence[Product], rows: Tensor) -> Tensor:
+    return torch.cat([product(rows) for product in products], -1)
+
+
 def _product(weight: Tensor, bias: Tensor | None, *, pack: bool) -> Product:
     if weight.numel() <= SMALL_NUMBERS:
-        return partial(_in_blocks, weight.t(), bias)
+        return partial(_in_blocks, weight.t().contiguous(), bias)
     return partial(_one_dnn, torch.ops.mkldnn._reorder_linear_weight(weight, None) if pack else weight, bias)
 
 
@@ -77,10 +92,12 @@ def _in_blocks(transposed: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
     count = rows.numel() // width
     missing = -count % BLOCK_ROWS
     flat = pad(rows.reshape(-1, width), (0, 0, 0, missing)) if missing else rows
-    blocks = (count + missing) // BLOCK_ROWS
-    made = torch.bmm(flat.reshape(blocks, BLOCK_ROWS, width), transposed.expand(blocks, width, words))
-    made = (made.view(-1, words)[:count] if missing else made).view(*rows.shape[:-1], words)
-    return made if bias is None else made + bias
+    made = torch.bmm(flat.reshape(-1, BLOCK_ROWS, width), transposed.expand((count + missing) // BLOCK_ROWS, width, words)).view(-1, words)
+    if missing:
+        made = made[:count]
+    if rows.dim() != 2:
+        made = made.view(*rows.shape[:-1], words)
+    return made if bias is None else made.add_(bias)
 
 
 def _one_dnn(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ class RowNoise:
 
 
 def uniforms(keys: NDArray[np.uint64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(R,) float64 in [0, 1): the number of each row's key (R,) at its own token position (R,). A row's number depends on nothing else."""
+    """(R,) or (T, R) float64 in [0, 1): the number of each row's key (R,) at its own token position, of the same shape. A row's number depends on
+    nothing else."""
     mixed = keys + (tokens.astype(np.uint64) + np.uint64(1)) * _GOLDEN  # arrays of unsigned numbers wrap modulo 2^64
     mixed = (mixed ^ (mixed >> _SHIFT_30)) * _MIX_1
     mixed = (mixed ^ (mixed >> _SHIFT_27)) * _MIX_2

@@ -14,9 +14,12 @@ from transformers import DynamicCache
 
 from rftcli.engines.finish import is_greedy
 from rftcli.engines.kvcache import SlotLayer, slots_like
-from rftcli.engines.noise import RowNoise
+from rftcli.engines.noise import RowNoise, uniforms
 from rftcli.engines.shaping import Shaping
 from rftcli.types import Request, SamplingSettings
+
+NOISE_TOKENS = 64
+"""Of every row, computed together: a dozen calls for one token cost as much as for all of them."""
 
 
 class Row:
@@ -50,7 +53,7 @@ class Prefilled:
 class Batch:
     """The rows of a batch and where they stand: R places, some of them with a row."""
 
-    __slots__ = ("cache", "greedy", "keys", "live", "mask", "positions", "rows", "scores", "shaping")
+    __slots__ = ("_noise", "_noise_at", "cache", "greedy", "keys", "live", "mask", "positions", "rows", "scores", "shaping")
 
     def __init__(self, size: int, device: torch.device, cache: DynamicCache, scores: Tensor, mask: Tensor, shaping: Shaping | None) -> None:
         self.rows: list[Row | None] = [None] * size
@@ -68,12 +71,15 @@ class Batch:
         """(R,) a dummy is greedy where all rows are"""
         self.keys = np.zeros(size, dtype=np.uint64)
         self.shaping = shaping
+        self._noise: np.ndarray | None = None
+        self._noise_at = 0
 
     def place(self, index: int, row: Row) -> None:
         self.rows[index] = row
         self.live[index] = 1
         self.greedy[index] = row.greedy
         self.keys[index] = row.key
+        self._noise = None
         if self.shaping is not None:
             self.shaping.place(index, row.request.prompt.token_ids, row.ids)
 
@@ -87,8 +93,16 @@ class Batch:
         """(R,) tokens sampled so far."""
         return np.array([0 if row is None else len(row.ids) for row in self.rows], dtype=np.int64)
 
+    def noise(self) -> np.ndarray:
+        """(R,) float64 in [0, 1): the uniform number of every row's next token. Rows go on together, so the next ones' are computed with it."""
+        if self._noise is None or self._noise_at == NOISE_TOKENS:
+            self._noise = uniforms(self.keys, self.token_counts() + np.arange(NOISE_TOKENS)[:, None])
+            self._noise_at = 0
+        return self._noise[self._noise_at]
+
     def advance(self) -> None:
         """Make room for one more token in every row."""
+        self._noise_at += 1
         self.mask = torch.cat([self.mask, torch.ones_like(self.positions)], dim=-1)
         self.positions = self.positions + self.live
 
@@ -119,6 +133,7 @@ class Pool(Batch):
         self.place(index, row)
 
     def advance(self) -> None:
+        self._noise_at += 1
         self.at = self.at + self.live[:, 0]
         self.mask.scatter_(1, self.at[:, None], 1)
         self.positions = self.positions + self.live

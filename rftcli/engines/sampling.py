@@ -67,18 +67,22 @@ def keep_min_p(weights: Tensor, min_p: float) -> Tensor:
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """(ids (R,) int64, log-probs (R,) float64): the first token whose cumulative probability exceeds the uniform (R,) in [0, 1).
+    """(ids (R,) int64, mass (R,) float64): the first token whose cumulative probability exceeds the uniform (R,) in [0, 1), and the sum of all
+    weights, which `logprobs_of` needs.
 
     `weights` (R, V) as `log_weights` gives them. A row whose scores are not numbers gets the id -1.
     """
     cumulative = weights.exp().cumsum_(-1)  # (R, V)
-    total = cumulative[:, -1]
+    total = cumulative[:, -1].contiguous()
     # below the total even when the product rounds up to it: a token of probability zero is never taken
     point = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     ids = torch.searchsorted(cumulative, point[:, None], right=True).squeeze(-1)
-    valid = torch.isfinite(total)
-    logprobs = weights.gather(-1, ids.clamp(max=weights.shape[-1] - 1)[:, None]).squeeze(-1) - total.log()
-    return torch.where(valid, ids, -1), logprobs
+    return torch.where(total < torch.inf, ids, -1), total
+
+
+def logprobs_of(weights: Tensor, ids: Tensor, mass: Tensor) -> Tensor:
+    """(R,) float64 of the tokens (R,) that `draw` has chosen."""
+    return weights.gather(-1, ids.clamp(min=0)[:, None]).squeeze(-1) - mass.log()
 
 
 def choose_greedily(scores: Tensor) -> Tensor:

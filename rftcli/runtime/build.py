@@ -39,6 +39,7 @@ from rftcli.runtime.early_stop import EarlyStop
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import make_own_engine
 from rftcli.runtime.entropy_control import EntropyControl
+from rftcli.runtime.hf_proof import prove_hf
 from rftcli.runtime.inputs import bound_loss, make_answers, make_desk, make_eval_scorer, make_eval_sets, make_scorer, make_source, search_paths
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
@@ -170,9 +171,11 @@ class Job:
             self.roles.reference.follow(step, self.roles.policy)
 
     def prove_engine(self) -> None:
-        """Engine and trainer agree, where they are two models. Collective."""
+        """Engine and trainer agree, where they are two models; the hf engine finds out how it decodes. Collective."""
         if self.plan.rollout.own_engine is not None:
             engine_probe.prove(self)
+        if self.plan.rollout.engine == "hf":
+            prove_hf(self.sampler, self.world, self.emit)
 
     def rest(self) -> None:
         """Nothing is sampled until the next push: the engine gives back what the plan says."""

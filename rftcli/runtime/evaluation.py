@@ -14,6 +14,7 @@ from rftcli.protocols import World
 from rftcli.runtime.build import device_of, make_sampler
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import make_own_engine, whole_weights
+from rftcli.runtime.hf_proof import prove_hf
 from rftcli.runtime.inputs import make_answers, make_desk, make_eval_scorer, make_eval_sets, search_paths
 from rftcli.runtime.models import load_model, make_policy, make_tokenizer
 from rftcli.runtime.parts import PartFile
@@ -52,6 +53,8 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     await_servers(servers, plan, world)
     info = {"name": plan.name, "ranks": world.size, "device": plan.world.device, "model": shown, "parameters": num_parameters(model)}
     emit.emit(RunStarted(time=time.time(), attempt=attempt.number, step=emit.step, info=info))
+    if plan.rollout.engine == "hf":
+        prove_hf(sampler, world, emit)
     start = time.perf_counter()
     scorer.step = emit.step
     samples = PartFile(world, run.evals / f"{step_name(emit.step)}.samples.jsonl")

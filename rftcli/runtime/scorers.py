@@ -20,6 +20,7 @@ from rftcli.algo.batchmath import token_micro_batches
 from rftcli.algo.keyed import key64
 from rftcli.builtin import builtin_path
 from rftcli.engines.hf import HFSampler
+from rftcli.engines.trial import Found
 from rftcli.errors import RftError, UsageError
 from rftcli.models.classifier import Texts, heads, load_classifier, max_positions, next_token_logits
 from rftcli.models.load import eos_ids, load_causal_lm, load_tokenizer, pad_id, quantisation
@@ -255,7 +256,7 @@ class JudgeScorer(_ModelScorer):
         super().__init__(spec, held, world, warn)
         assert spec.prompt is not None and spec.read is not None
         self._question, self._reading = judge_template(spec.prompt), spec.read
-        self._rows_alike: bool | None = None  # its weights stand still: one trial of the engine holds for all calls
+        self._found: Found | None = None  # its weights stand still: the engine's trials hold for all calls
         tokenizer = self._texts.tokenizer
         self._pad = pad_id(tokenizer)
         self._words = {} if spec.read.token is None else _token_ids(tokenizer, held.config, (spec.read.token, *spec.read.against), spec.name)
@@ -289,12 +290,12 @@ class JudgeScorer(_ModelScorer):
             engine = HFSampler(
                 module, self._texts.tokenizer, eos_ids(self._held.config, self._held.generation, self._texts.tokenizer), pad_id=self._pad,
                 batch_rows=JUDGE_ROWS, batch_tokens=self._weights.batch_tokens, device=self._held.device, owns_weights=False,
-                rows_alike=self._rows_alike,
+                found=self._found,
             )  # fmt: skip
             try:
                 for completion in engine.generate(requests, settings):
                     told[completion.prompt.row][completion.sample] = completion
-                self._rows_alike = engine.rows_alike
+                self._found = engine.found
             except RftError as error:
                 failure: Exception = ValueError(f"the judge gives no reply: {error.message}")
                 return [self._mean(replies) if len(replies) == self._spec.samples else failure for replies in told.values()]

@@ -75,7 +75,7 @@ class TorchWorld:
         self._dist.barrier(group=self._host)
 
 
-def join(backend: str, meeting: Meeting | Path, timeout_minutes: float = 30.0) -> TorchWorld:
+def join(backend: str, meeting: Meeting | Path, timeout_minutes: float = 30.0) -> TorchWorld | SoloWorld:
     """Join the job that the environment describes (RANK, WORLD_SIZE, LOCAL_RANK) and return its world. A rank that waits longer than
     `timeout_minutes` for the others fails; one that dies is noticed at once by whoever watches its process. A path is a file to meet in."""
     import torch
@@ -89,7 +89,7 @@ def join(backend: str, meeting: Meeting | Path, timeout_minutes: float = 30.0) -
         meeting = Meeting(method=f"file://{meeting}", note=meeting)
     where: dict[str, Any] = {"store": _store(meeting.note, meeting.address, rank, size)} if meeting.address else {"init_method": meeting.method}
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, **where)
-    return TorchWorld(rank, size, timeout)
+    return TorchWorld(rank, size, timeout) if size > 1 else SoloWorld()  # what nobody else has to hear need not be sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

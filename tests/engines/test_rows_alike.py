@@ -61,15 +61,18 @@ def test_without_these_operators_passes_are_as_before(kit, monkeypatch: pytest.M
 
 
 def rows_of_passes(model) -> list[int]:
+    """Filled while it samples, from the activation of the first layer, which both ways to decode call."""
     passes: list[int] = []
-    model.register_forward_hook(lambda module, inputs, output: passes.append(output.logits.shape[0]))
+    act = next(part for name, part in model.named_modules() if name.endswith(("mlp.act_fn", "mlp.act")))
+    act.register_forward_hook(lambda module, inputs, output: passes.append(output.shape[0]))
     return passes
 
 
+@pytest.mark.parametrize("own_step", [True, False])
 @pytest.mark.parametrize(("family", "rows"), [("build_llama", {3, 16}), ("build_gpt2", {1, 32})])
-def test_a_pass_has_the_rows_that_are_there_or_always_as_many(kit, family: str, rows: set[int]) -> None:
+def test_a_pass_has_the_rows_that_are_there_or_always_as_many(kit, family: str, rows: set[int], own_step: bool) -> None:
     model = getattr(kit, family)(VOCAB)
-    sampler = kit.make_sampler(model, VOCAB, batch_rows=64, fixed_rows=32, eos_ids=())
+    sampler = kit.make_sampler(model, VOCAB, batch_rows=64, fixed_rows=32, eos_ids=(), own_step=own_step)
     requests = [kit.make_request(draw, range(5, 8 + draw)) for draw in range(3)]
     assert not list(sampler.generate([], SamplingSettings(max_new_tokens=4, seed=0)))  # the trial of the first call
     passes = rows_of_passes(model)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from rftcli.engines.sampling import choose_greedily, draw, keep_min_p, keep_top_k, keep_top_p, log_weights
+from rftcli.engines.sampling import choose_greedily, draw, keep_min_p, keep_top_k, keep_top_p, log_weights, logprobs_of
 
 FOUR = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 
@@ -13,8 +13,13 @@ def kept(weights: torch.Tensor) -> list[int]:
 
 
 def pick(weights: torch.Tensor, *numbers: float) -> tuple[list[int], list[float]]:
-    ids, logprobs = draw(weights.expand(len(numbers), -1), torch.tensor(numbers, dtype=torch.float64))
+    ids, logprobs = drawn(weights.expand(len(numbers), -1), torch.tensor(numbers, dtype=torch.float64))
     return ids.tolist(), logprobs.tolist()
+
+
+def drawn(weights: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    ids, mass = draw(weights, numbers)
+    return ids, logprobs_of(weights, ids, mass)
 
 
 @pytest.mark.parametrize(("temperature", "expected"), [(1.0, -0.126928), (0.5, -0.018150)])
@@ -70,9 +75,9 @@ def test_rows_do_not_see_each_other():
     scores = torch.randn(7, 33, generator=torch.Generator().manual_seed(0))
     numbers = torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     weights = log_weights(scores, temperature=0.8, top_k=20, top_p=0.9, min_p=0.01)
-    ids, logprobs = draw(weights, numbers)
+    ids, logprobs = drawn(weights, numbers)
     for row in range(7):
-        alone = draw(log_weights(scores[row : row + 1], temperature=0.8, top_k=20, top_p=0.9, min_p=0.01), numbers[row : row + 1])
+        alone = drawn(log_weights(scores[row : row + 1], temperature=0.8, top_k=20, top_p=0.9, min_p=0.01), numbers[row : row + 1])
         assert (ids[row], logprobs[row]) == (alone[0][0], alone[1][0])
 
 
