@@ -34,7 +34,7 @@ def server_plan(recipe: Recipe) -> ServerPlan | None:
         return None
     start = section.start
     return ServerPlan(
-        urls=tuple(url.rstrip("/") for url in section.urls),
+        urls=tuple(url.rstrip("/").removesuffix("/v1") for url in section.urls),  # clients of OpenAI's interface are given it with that
         start=None if start is None else StartPlan(servers=start.servers, gpus=tuple(start.gpus), command=tuple(start.command)),
         weights=section.weights,
         folder=section.folder,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.builtin import builtin_path
-from rftcli.engines.vllm_http import Server, Wire
-from rftcli.engines.vllm_offer import wait_for
+from rftcli.engines.vllm_http import Server, Wire, plain
+from rftcli.engines.vllm_offer import names_of, wait_for
 from rftcli.errors import RftError, UsageError
 from rftcli.rewards.scorers.desk import ScorerGoneError
 from rftcli.rewards.scorers.spec import ScorerSpec, StartSpec
@@ -105,7 +105,7 @@ class JudgeServers:
 
     def _check_model(self, wire: Wire, server: Server) -> None:
         reply = wire.call(server, "GET", "/v1/models")
-        listed = [str(model["id"]) for model in reply.json().get("data", [])] if reply.status_code == 200 else []
+        listed = names_of(plain(server, "/v1/models", reply)) if reply.status_code == 200 else []
         if self.model not in listed:
             raise UsageError(f"{server.shown} serves {', '.join(listed) or 'no model'}, not {self.model}", hint="another server has taken its port")
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from rftcli.algo.keyed import key64
-from rftcli.engines.vllm_http import Server, Wire, is_local
+from rftcli.engines.vllm_http import Server, Wire, host_of, is_local
 from rftcli.engines.vllm_offer import EXTENSION, check, look, wait_for
 from rftcli.engines.vllm_remote import RemoteVLLMSampler
 from rftcli.engines.vllm_send import FilesPush, GroupPush, Push, SocketPush
@@ -87,7 +87,7 @@ class Engines:
         stop_all(self.processes)
 
 
-def check_servers(plan: Plan, world: World) -> None:
+def check_servers(plan: Plan, world: World, told: Callable[[str], None] = lambda text: None) -> None:
     """Servers that run already are looked at before any model is loaded. Collective; the errors are those of `make_apart`."""
     vllm = plan.rollout.vllm
     if vllm is None or vllm.server is None or vllm.server.start is not None:
@@ -100,7 +100,7 @@ def check_servers(plan: Plan, world: World) -> None:
             try:
                 for url in server.urls:
                     one = Server(url=url)
-                    wait_for(wire, one, server.ready_seconds)
+                    wait_for(wire, one, server.ready_seconds, told=told)
                     look(wire, one)
                     check(one, tokens=vllm.max_model_tokens, dtype=plan.policy.dtype, checked=vllm.check_weights)
             finally:
@@ -216,15 +216,20 @@ def _way(place: Place, engines: Engines) -> Push | SocketWay | None:
 
 def _this_host(servers: Sequence[Server]) -> str:
     """The address by which the servers reach this machine."""
-    far = next((server.url for server in servers if not is_local(server.url)), None)
+    far = next((server for server in servers if not is_local(server.url)), None)
     if far is None:
         return "127.0.0.1"
-    return _address_towards(far.split("://", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0])
+    try:
+        return _address_towards(host_of(far.url))
+    except OSError as error:
+        message = f"{far.shown}: no way of this machine leads to its host: {error.strerror or error}"
+        raise RftError(message, hint="`rollout.vllm.server.weights: files`") from error
 
 
 def _address_towards(host: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # a datagram socket sends nothing here; it only picks the way
+    kind, *_, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # a datagram socket sends nothing here; it only picks the way
         return str(probe.getsockname()[0])
 
 
