@@ -30,11 +30,14 @@ class RftWorker:
         worker: Any = self
         config = worker.vllm_config
         model, parallel = config.model_config, config.parallel_config
+        device = torch.device(worker.device).type
+        free = type(worker.model_runner).__module__.startswith(FREE_SEEDS)
+        ends_engine = device == "cpu" and bool(config.scheduler_config.enable_chunked_prefill)  # a prompt with a seed that is cut between two passes
         run, version = getattr(self, "rft_held", (None, None))
         return {
             "run": run,
             "version": version,
-            "device": torch.device(worker.device).type,
+            "device": device,
             "dtype": str(model.dtype).removeprefix("torch."),
             "max_model_len": int(model.max_model_len),
             "logprobs_mode": str(getattr(model, "logprobs_mode", "")),
@@ -42,7 +45,7 @@ class RftWorker:
             "tensor_parallel": int(parallel.tensor_parallel_size),
             "pipeline_parallel": int(parallel.pipeline_parallel_size),
             "data_parallel": int(parallel.data_parallel_size),
-            "free_seeds": type(worker.model_runner).__module__.startswith(FREE_SEEDS),
+            "free_seeds": free and not ends_engine,
         }
 
     def rft_join(self, told: str) -> dict[str, Any]:

@@ -25,6 +25,9 @@ ELSEWHERE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE
 """What a rank is told of its place: an engine that read it would join the ranks."""
 ALWAYS = {"VLLM_SERVER_DEV_MODE": "1"}
 """The endpoints that take weights and empty caches."""
+ON_A_CPU = {"enable_chunked_prefill": False}
+"""Arguments of vLLM's CPU build, unless a recipe has others: a prompt that is cut between two passes ends the engine where its request has a seed.
+vLLM then sets the generator back, and torch's for a CPU cannot be."""
 UNLESS_SET = {
     "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
     "VLLM_LOGGING_LEVEL": "WARNING",

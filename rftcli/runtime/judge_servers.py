@@ -20,6 +20,7 @@ from rftcli.errors import RftError, UsageError
 from rftcli.rewards.scorers.desk import ScorerGoneError
 from rftcli.rewards.scorers.spec import ScorerSpec, StartSpec
 from rftcli.runtime.engine_process import (
+    ON_A_CPU,
     OWN_COMMAND,
     UNLESS_SET,
     EngineProcess,
@@ -196,7 +197,7 @@ def arguments(start: StartSpec, model: str, template: Path | None) -> dict[str, 
         "disable_log_stats": True,
         "uvicorn_log_level": "warning",
     }
-    return found | dict(start.options)
+    return found | ({} if on_gpus else ON_A_CPU) | dict(start.options)
 
 
 def _place(path: str) -> str:

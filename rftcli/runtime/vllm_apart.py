@@ -30,6 +30,7 @@ from rftcli.protocols import World
 from rftcli.runtime.agreed import agreed
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_process import (
+    ON_A_CPU,
     OWN_COMMAND,
     EngineProcess,
     devices_of_machine,
@@ -302,6 +303,7 @@ def serve_words(place: Place, own: bool, run: str, number: int, more: dict[str, 
         "kv_cache_memory_bytes": vllm.cache_bytes,
         "enable_sleep_mode": True if vllm.sleep else None,
         "seed": key64("vllm server", plan.seed, place.attempt.number, number) % 2**31,
+        **(ON_A_CPU if place.device.type == "cpu" else {}),
         **more,
         **vllm.options,
     }

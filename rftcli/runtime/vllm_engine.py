@@ -22,7 +22,7 @@ from rftcli.plan.plan_engine import VllmPlan
 from rftcli.protocols import Sampler, World
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import config_folder
-from rftcli.runtime.engine_process import UNLESS_SET
+from rftcli.runtime.engine_process import ON_A_CPU, UNLESS_SET
 from rftcli.runtime.rundir import AttemptDir
 from rftcli.runtime.vllm_apart import Place, make_apart
 
@@ -102,6 +102,8 @@ def arguments(plan: Plan, vllm: VllmPlan, world: World, device: torch.device, *,
         found["enable_sleep_mode"] = True
     if vllm.lora == "adapter" and plan.policy.lora is not None:
         found |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room_for(plan.policy.lora.rank)}
+    if device.type == "cpu":
+        found |= ON_A_CPU
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         # the cache has its own size; vLLM refuses to start where less than this share is free

@@ -283,6 +283,17 @@ def test_what_a_server_offers_is_looked_up(kit, tmp_path) -> None:
                 wire.close()
 
 
+@pytest.mark.parametrize(("device", "cuts", "free"), [("cpu", False, True), ("cpu", True, False), ("cuda", True, True)])
+def test_seeds_are_free_where_a_prompt_that_is_cut_does_not_end_the_engine(device: str, cuts: bool, free: bool) -> None:
+    with FakeVLLM(device=device, cuts_prompts=cuts) as fake:
+        wire, server = Wire(timeout_seconds=5), Server(url=fake.url)
+        try:
+            look(wire, server)
+        finally:
+            wire.close()
+    assert server.facts["free_seeds"] is free
+
+
 def test_a_server_that_runs_the_model_otherwise_is_refused() -> None:
     facts = {"max_model_len": 64, "dtype": "float32", "logprobs_mode": "processed_logprobs", "data_parallel": 1, "quantization": None}
     server = Server(url="http://h:1", facts=facts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -163,4 +164,7 @@ def test_what_an_engine_is_started_with(tmp_path) -> None:
     for piece in ("f --served-model-name rft-0123456789ab", "--load-format dummy", "--max-num-seqs 24", "--enforce-eager", "--block-size 32",
                   "--gpu-memory-utilization 0.5", "--generation-config vllm", "--kv-cache-memory-bytes"):  # fmt: skip
         assert piece in text
+    assert "--no-enable-chunked-prefill" in text
+    place = replace(place, device=torch.device("cuda"))
+    assert "chunked-prefill" not in " ".join(serve_words(place, True, "0123456789abcdef", 0, {}))
     assert "--enable-sleep-mode" not in text and "--graphs-up-to" not in text and "--trust-remote-code" not in text

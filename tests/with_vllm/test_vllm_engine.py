@@ -18,9 +18,10 @@ from rftcli.engines.vllm_weights import held_by
 from rftcli.errors import RftError
 from rftcli.models.load import load_causal_lm, load_tokenizer
 from rftcli.runtime.engine_folder import config_folder
+from rftcli.runtime.engine_process import ON_A_CPU
 from rftcli.runtime.vllm_engine import ALWAYS, UNLESS_SET
 from rftcli.runtime.world import SoloWorld
-from rftcli.types import FinishReason
+from rftcli.types import FinishReason, Prompt, Request, SamplingSettings
 
 QUESTION = (1, 51, 28, 223, 24, 21, 15, 18, 19, 222, 35, 28)
 END = 2
@@ -38,7 +39,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     arguments = {
         "load_format": "dummy", "dtype": "float32", "distributed_executor_backend": "external_launcher", "enforce_eager": True,
         "kv_cache_memory_bytes": 64 * 2**20, "max_model_len": 128, "max_num_seqs": 64, "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm", "enable_prefix_caching": True,
+        "generation_config": "vllm", "enable_prefix_caching": True, "max_num_batched_tokens": 128, **ON_A_CPU,
     }  # fmt: skip
     llm, params, fields, free = start(str(config_folder(model, tokenizer, "float32")), arguments, {})
     assert free, "a CPU draws with a seed a row at no cost"
@@ -59,6 +60,13 @@ def test_it_refuses_to_sample_before_the_first_push(kit: SimpleNamespace) -> Non
 @pytest.mark.parametrize("check", engine_contract.CHECKS, ids=lambda check: check.__name__)
 def test_the_contract(kit: SimpleNamespace, check: Callable[[Kit], None]) -> None:
     check(kit.contract)
+
+
+def test_more_prompts_than_one_pass_holds_are_sampled_with_seeds(kit: SimpleNamespace) -> None:
+    """A prompt that is cut between two passes would end vLLM's CPU build: its request has a seed."""
+    prompts = [Prompt(draw=draw, row=0, row_id="t:0", source="t", label="l", text="", token_ids=(1, *range(10, 60), draw + 60)) for draw in range(40)]
+    made = list(kit.sampler.generate([Request(prompt=one, samples=(0,)) for one in prompts], SamplingSettings(max_new_tokens=4, seed=0)))
+    assert len(made) == 40 and all(one.trace.ids for one in made)
 
 
 def test_new_weights_arrive_whole_and_change_the_samples(kit: SimpleNamespace) -> None:
