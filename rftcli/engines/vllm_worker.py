@@ -18,7 +18,7 @@ import torch
 
 from rftcli.engines.vllm_settings import FREE_SEEDS
 from rftcli.engines.vllm_stream import from_folder, from_group, from_socket, received
-from rftcli.engines.vllm_weights import derives, fused_layers, held_by, take
+from rftcli.engines.vllm_weights import derives, fused_layers, held_by, quiet, take
 from rftcli.errors import RftError
 
 
@@ -71,6 +71,7 @@ class RftWorker:
 
         def work() -> dict[str, Any]:
             worker.rft_held = (None, None)
+            quiet()
             engine = worker.get_model()
             take(engine, self.rft_tensors(asked, derives(engine)), lambda tensors: worker.reload_weights(weights_iterator=tensors))
             if torch.device(worker.device).type == "cuda":

@@ -1,7 +1,7 @@
 """Runs one command and never outlives who asked for it: `python -m rftcli.runtime.engine_guard COMMAND...`
 
-The command gets a session of its own. It is ended, with everything that it has started, when this process is asked to end (SIGTERM), when its parent
-is gone, however that ended, or when the command itself ends. No torch: it has to be up before anything can go wrong.
+The command gets a session of its own, and a folder for the sockets that vLLM would leave behind. It is ended, with everything that it has started,
+when this process is asked to end (SIGTERM), when its parent is gone, however that ended, or when the command itself ends. No torch: it has to be up before anything can go wrong.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 LOOK_SECONDS = 0.3
 GRACE_SECONDS = 8.0
 """For the command to end by itself after it was asked to."""
 PR_SET_PDEATHSIG = 1
+SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Where vLLM's processes meet; paths of sockets are short, so it is no folder of the run."""
 
 
 def main() -> int:
@@ -29,7 +33,9 @@ def main() -> int:
     def die_with_guard() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_guard)
+    folder = tempfile.mkdtemp(prefix="rft-engine-")
+    env = {SOCKETS: folder, **os.environ}
+    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_guard, env=env)
     try:
         while not asked and os.getppid() == parent:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -42,6 +48,7 @@ def main() -> int:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)  # what it has started outlives it otherwise
         child.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _code(returned: int) -> int:

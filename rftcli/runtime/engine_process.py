@@ -21,6 +21,8 @@ from rftcli.redact import redacted_text
 
 STOP_SECONDS = 15.0
 SHOWN = 300
+NO_ERROR = ("error_response", "WARNING", "Warning", " INFO ")
+"""Words of lines of a log that end nothing."""
 ELSEWHERE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a rank is told of its place: an engine that read it would join the ranks."""
 ALWAYS = {"VLLM_SERVER_DEV_MODE": "1"}
@@ -76,7 +78,8 @@ class EngineProcess:
         code = self._guard.poll()
         if code is None:
             return None
-        how = f"signal {signal.Signals(code - 128).name}" if 128 < code < 128 + signal.NSIG else f"code {code}"
+        number = -code if code < 0 else code - 128  # of a guard that was killed itself
+        how = f"signal {signal.Signals(number).name}" if 0 < number < signal.NSIG else f"code {code}"
         return f"it ended with {how}; {self.log} says: {telling_line(self.log)}"
 
     def end_of_log(self) -> str:
@@ -119,12 +122,13 @@ def host_and_bind(*, several: bool) -> tuple[str, str]:
 
 
 def telling_line(log: Path) -> str:
-    """The last line with an error, or the last one at all."""
+    """The last line with an error, or the last one at all. Warnings name errors that might come."""
     try:
         lines = _lines(log)
     except OSError as error:
         return f"nothing ({error.strerror})"
-    found = next((line for line in reversed(lines) if "Error" in line and "error_response" not in line), lines[-1] if lines else "nothing")
+    errors = [line for line in lines if "Error" in line and not any(word in line for word in NO_ERROR)]
+    found = (errors or lines or ["nothing"])[-1]
     return redacted_text(found[-SHOWN:])
 
 

@@ -67,6 +67,11 @@ def test_stopping_ends_what_the_engine_has_started(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("code", "words"), [
     ("print('loading'); raise ValueError('no such model')", "it ended with code 1; {log} says: ValueError: no such model"),
     ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "it ended with signal SIGKILL; {log} says: nothing"),
+    (
+        "print('OSError: disk'); print('WARNING 1 Found ulimit of 2, which may cause OSError: [Errno 24]'); raise SystemExit(3)",
+        "it ended with code 3; {log} says: OSError: disk",
+    ),
+    ("import os, signal; os.kill(os.getppid(), signal.SIGKILL)", "it ended with signal SIGKILL; {log} says: nothing"),
 ])
 def test_an_engine_that_ended_says_why(tmp_path: Path, code: str, words: str) -> None:
     log = tmp_path / "log"
@@ -75,6 +80,21 @@ def test_an_engine_that_ended_says_why(tmp_path: Path, code: str, words: str) ->
     assert process.last_words() == words.format(log=log)
     process.stop()
     assert telling_line(tmp_path / "none").startswith("nothing (")
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["asked", "by-itself"])
+def test_the_folder_of_an_engine_s_sockets_ends_with_it(tmp_path: Path, killed: bool) -> None:
+    code = "import os, pathlib, time; folder = os.environ['VLLM_RPC_BASE_PATH']; pathlib.Path(folder, 'one').touch(); print(folder, flush=True)"
+    log = tmp_path / "log"
+    process = EngineProcess([sys.executable, "-c", code + ("" if killed else "; time.sleep(300)")], os.environ, log, HeldPort("127.0.0.1"))
+    until(lambda: log.read_text().endswith("\n"))
+    folder = Path(log.read_text().strip())
+    if killed:
+        until(lambda: process.last_words() is not None)
+    else:
+        assert (folder / "one").exists()
+    process.stop()
+    assert not folder.exists()
 
 
 def test_a_port_is_kept_for_the_server_alone() -> None:
