@@ -1,7 +1,8 @@
 """Runs one command and never outlives who asked for it: `python -m rftcli.runtime.engine_guard COMMAND...`
 
 The command gets a session of its own, and a folder for the sockets that vLLM would leave behind. It is ended, with everything that it has started,
-when this process is asked to end (SIGTERM), when its parent is gone, however that ended, or when the command itself ends. No torch: it has to be up before anything can go wrong.
+when this process is asked to end (SIGTERM), when its parent is gone, however that ended, or when the command itself ends. No torch: it has to be up
+before anything can go wrong.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 LOOK_SECONDS = 0.3
 GRACE_SECONDS = 8.0
 """For the command to end by itself after it was asked to."""
+FAMILY_SECONDS = 4.0
+"""The same for what it has started."""
 PR_SET_PDEATHSIG = 1
 SOCKETS = "VLLM_RPC_BASE_PATH"
 """Where vLLM's processes meet; paths of sockets are short, so it is no folder of the run."""
@@ -45,10 +49,20 @@ def main() -> int:
             return _code(child.wait(GRACE_SECONDS))
         return 128 + signal.SIGKILL
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)  # what it has started outlives it otherwise
+        _end_family(child.pid)
         child.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_family(group: int) -> None:
+    """What the command has started outlives it otherwise. It is asked first: who holds shared memory, hundreds of MiB of an engine, gives it back."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGTERM)
+        end = time.monotonic() + FAMILY_SECONDS
+        while time.monotonic() < end:
+            os.killpg(group, 0)
+            time.sleep(0.05)
+        os.killpg(group, signal.SIGKILL)
 
 
 def _code(returned: int) -> int:

@@ -75,11 +75,37 @@ def test_stopping_ends_what_the_engine_has_started(tmp_path: Path) -> None:
 ])
 def test_an_engine_that_ended_says_why(tmp_path: Path, code: str, words: str) -> None:
     log = tmp_path / "log"
-    process = EngineProcess([sys.executable, "-c", code], os.environ, log, HeldPort("127.0.0.1"))
+    process = EngineProcess([sys.executable, "-c", code], {**os.environ, "TMPDIR": str(tmp_path)}, log, HeldPort("127.0.0.1"))
     until(lambda: process.last_words() is not None)
     assert process.last_words() == words.format(log=log)
     process.stop()
     assert telling_line(tmp_path / "none").startswith("nothing (")
+
+
+HOLDER = '''
+import os, pathlib, signal, subprocess, sys, time
+held = pathlib.Path(sys.argv[1])
+child = """import pathlib, signal, sys, time
+held = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (held.unlink(), sys.exit()))
+held.touch()
+time.sleep(300)"""
+subprocess.Popen([sys.executable, "-c", child, sys.argv[1]])
+while not held.exists():
+    time.sleep(0.02)
+time.sleep(0.3)
+os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+
+def test_what_an_engine_has_started_gives_back_what_it_holds(tmp_path: Path) -> None:
+    """Also where the engine itself was killed: shared memory stays on the machine otherwise."""
+    held = tmp_path / "held"
+    process = EngineProcess([sys.executable, "-c", HOLDER, str(held)], os.environ, tmp_path / "log", HeldPort("127.0.0.1"))
+    until(held.exists)
+    until(lambda: process.last_words() is not None)
+    assert not held.exists() and (process.last_words() or "").startswith("it ended with signal SIGKILL")
+    process.stop()
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["asked", "by-itself"])
