@@ -1,8 +1,8 @@
-"""Runs one command and never outlives who asked for it: `python -m rftcli.runtime.engine_guard COMMAND...`
+"""Runs one command and never outlives who asked for it: `python -m rftcli.runtime.engine_guard FD COMMAND...`
 
 The command gets a session of its own, and a folder for the sockets that vLLM would leave behind. It is ended, with everything that it has started,
 when this process is asked to end (SIGTERM), when its parent is gone, however that ended, or when the command itself ends. No torch: it has to be up
-before anything can go wrong.
+before anything can go wrong. How the command ended is written into the pipe FD at once, as text: what it has started takes a moment longer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOCKETS = "VLLM_RPC_BASE_PATH"
 
 def main() -> int:
     """The command's exit code; -n for a signal n, as 128 + n."""
-    parent = os.getppid()
+    parent, pipe = os.getppid(), int(sys.argv[1])
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: asked.append(number))
@@ -39,16 +39,20 @@ def main() -> int:
 
     folder = tempfile.mkdtemp(prefix="rft-engine-")
     env = {SOCKETS: folder, **os.environ}
-    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_guard, env=env)
+    child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_guard, env=env)
+    code = 128 + signal.SIGKILL
     try:
         while not asked and os.getppid() == parent:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return _code(child.wait(LOOK_SECONDS))
+                code = _code(child.wait(LOOK_SECONDS))
+                return code
         child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return _code(child.wait(GRACE_SECONDS))
-        return 128 + signal.SIGKILL
+            code = _code(child.wait(GRACE_SECONDS))
+        return code
     finally:
+        with contextlib.suppress(OSError):
+            os.write(pipe, str(code).encode())
         _end_family(child.pid)
         child.wait()
         shutil.rmtree(folder, ignore_errors=True)

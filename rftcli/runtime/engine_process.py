@@ -67,20 +67,31 @@ class EngineProcess:
         self.log, self._port = log, port
         self.no_program = shutil.which(command[0], path=environment.get("PATH")) is None
         """Is there none of the command's first word?"""
+        self._code: int | None = None
+        self._ended, tells = os.pipe()
+        os.set_blocking(self._ended, False)
         with log.open("ab") as file:
             self._guard = subprocess.Popen(
-                [sys.executable, "-m", "rftcli.runtime.engine_guard", *command],
-                env=dict(environment), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+                [sys.executable, "-m", "rftcli.runtime.engine_guard", str(tells), *command],
+                env=dict(environment), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, pass_fds=(tells,),
             )  # fmt: skip
+        os.close(tells)
 
     def last_words(self) -> str | None:
         """How it ended and the line of its log that says most; None while it lives."""
-        code = self._guard.poll()
+        code = self._how_it_ended()
         if code is None:
             return None
         number = -code if code < 0 else code - 128  # of a guard that was killed itself
         how = f"signal {signal.Signals(number).name}" if 0 < number < signal.NSIG else f"code {code}"
         return f"it ended with {how}; {self.log} says: {telling_line(self.log)}"
+
+    def _how_it_ended(self) -> int | None:
+        """The command's exit code, as soon as it has ended; its guard's, where that was killed."""
+        if self._code is None:
+            with contextlib.suppress(OSError, ValueError):  # nothing was written; the pipe is closed
+                self._code = int(os.read(self._ended, 16))
+        return self._guard.poll() if self._code is None else self._code
 
     def end_of_log(self) -> str:
         """Its last lines, one under the other, with an indent."""
@@ -97,6 +108,10 @@ class EngineProcess:
         if self._guard.poll() is None:
             self._guard.kill()
             self._guard.wait()
+        self._how_it_ended()
+        if self._ended >= 0:
+            os.close(self._ended)
+            self._ended = -1
         self._port.close()
 
 
