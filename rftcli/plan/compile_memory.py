@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rftcli.plan import engine_memory, memory
 from rftcli.plan.compile_models import PACKING, REFERENCE_SHARE, checkpoints_by_size, trained_parameters, trains_in
 from rftcli.plan.compile_precision import keeping, stages_allowed
-from rftcli.plan.compile_rollout import batch_rows_of, most_rows_of
+from rftcli.plan.compile_rollout import batch_rows_of, filters_of, most_rows_of
 from rftcli.plan.compile_scorers import same_checkpoint, ways_of_scorers, weights_gib
 from rftcli.plan.compile_sharing import saved_positions
 from rftcli.plan.compile_vllm import choice as engine_choice
@@ -330,7 +330,7 @@ def hf_parts(asked: Asked, shape: Shape, *, replica: bool) -> Parts:
         rows = max(1, min(rows, rollout.hf.batch_tokens // asked.longest))
     found: Parts = {
         "KV cache": {"rollout": memory.kv_cache(shape, dtype, sequences=rows, tokens=asked.longest)},
-        "logits": {"rollout": memory.sampled_logits(rows, shape.vocabulary)},
+        "logits": {"rollout": memory.chosen_scores(rows, shape.vocabulary, dtype, filters=filters_of(rollout))},
         "prompts in the engine": {"rollout": memory.passing(shape, dtype, positions=rows * int(rollout.max_prompt_tokens))},
     }
     if packed:
