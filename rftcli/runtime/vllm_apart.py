@@ -7,6 +7,7 @@ child of the first of them, sees their devices, and takes weights from each. Lea
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Callable, Sequence
@@ -211,6 +212,8 @@ def _way(place: Place, engines: Engines) -> Push | SocketWay | None:
             place.emit.log("vllm: weights are broadcast")
             return push
     folder = Path(server.folder) / place.attempt.run.path.name if server.folder is not None else place.attempt.path / "weights"
+    for left in (folder, *place.attempt.path.parent.glob("*/weights")):
+        shutil.rmtree(left, ignore_errors=True)  # of an attempt that was killed in a push
     place.emit.log(f"vllm: weights go through {folder}")
     return FilesPush(engines.wire, engines.servers, folder.absolute())
 

@@ -99,6 +99,22 @@ def test_servers_that_run_already_serve_all_ranks_and_get_weights_from_one(made,
     assert any(how in line for line in made.logged) and not (made.attempt.path / "weights").exists()
 
 
+@pytest.mark.parametrize("folder", [None, "shared"])
+def test_weights_that_a_killed_attempt_left_are_removed(made, tmp_path, folder: str | None) -> None:
+    """They are as large as the model, and nobody reads them any more."""
+    shared = "" if folder is None else f", folder: '{tmp_path / folder}'"
+    place = made.attempt.path.parent / "7" / "weights" if folder is None else tmp_path / folder / made.attempt.run.path.name
+    left = place / ".version_000003" / "weights_00000.safetensors"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"x")
+    with FakeVLLM(max_model_len=4096) as one:
+        sampler = made(plan_of(f"rollout.vllm.server={{urls: ['{one.url}'], weights: files{shared}}}"), SoloWorld())
+        assert not left.exists()
+        sampler.load(TRAINED.items(), 5)
+        sampler.close()
+    assert not place.exists()
+
+
 @pytest.mark.parametrize("start", ["server: {start: {servers: 2, command: COMMAND}}", "process: beside"])
 def test_engines_of_the_run_are_started_found_and_ended(made, start: str, monkeypatch) -> None:
     plan = plan_of(f"rollout.vllm={{{start.replace('COMMAND', json.dumps(COMMAND))}, check_weights: true}}", ranks=2)
