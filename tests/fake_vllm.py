@@ -59,7 +59,7 @@ class FakeWorker(RftWorker):
         self.rank, self.device, self.model = rank, torch.device(facts.get("device", "cpu")), Fused()
         model = SimpleNamespace(
             dtype=facts.get("dtype", torch.float32), max_model_len=facts.get("max_model_len", 64), quantization=facts.get("quantization"),
-            logprobs_mode=facts.get("logprobs_mode", "processed_logprobs"),
+            logprobs_mode=facts.get("logprobs_mode", "processed_logprobs"), hf_text_config=SimpleNamespace(**facts.get("config", {})),
         )  # fmt: skip
         parallel = SimpleNamespace(
             tensor_parallel_size=size, pipeline_parallel_size=1, data_parallel_size=facts.get("data_parallel", 1)

@@ -20,7 +20,7 @@ PAUSE_SECONDS = 0.5
 TOLD_AFTER_SECONDS = 5.0
 """Who waits longer for a server is told for what."""
 NO_PLACE = (404, 405, 410)
-FACTS = frozenset({"run", "version", "device", "dtype", "max_model_len", "logprobs_mode", "quantization", "data_parallel", "free_seeds"})
+FACTS = frozenset({"run", "version", "device", "dtype", "max_model_len", "logprobs_mode", "quantization", "data_parallel", "free_seeds", "shape"})
 """What a worker says of itself (`RftWorker.rft_state`), as far as this side reads it."""
 HOW = (
     f"start it with `VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls {EXTENSION} --logprobs-mode processed_logprobs "
@@ -100,9 +100,15 @@ def names_of(models: Mapping[str, Any]) -> list[str]:
     return [str(model["id"]) for model in data if isinstance(model, dict) and "id" in model] if isinstance(data, list) else []
 
 
-def check(server: Server, *, tokens: int, dtype: str, checked: bool) -> None:
-    """UsageError for a server that runs the model in another way than the plan needs."""
+def check(server: Server, *, tokens: int, dtype: str, checked: bool, shape: Mapping[str, int | None] | None = None) -> None:
+    """UsageError for a server that runs the model in another way than the plan needs, or another model. `shape`: what is known of the policy's, by
+    the names of `vllm_worker.SHAPE`."""
     facts = server.facts
+    for name, wanted in (shape or {}).items():
+        has = facts["shape"].get(name)
+        if has is not None and wanted is not None and has != wanted:
+            message = f"{server.shown} has another model than the policy ({server.name}): {name} {has}, not {wanted}"
+            raise UsageError(message, hint="start it with the model that `models.policy.path` names")
     if facts["max_model_len"] < tokens:
         message = f"{server.shown} takes {facts['max_model_len']} tokens, the longest prompt and completion have {tokens}"
         raise UsageError(message, hint=f"start it with `--max-model-len {tokens}`, or lower the lengths in `rollout`")

@@ -21,6 +21,9 @@ from rftcli.engines.vllm_stream import from_folder, from_group, from_socket, rec
 from rftcli.engines.vllm_weights import derives, fused_layers, held_by, quiet, take
 from rftcli.errors import RftError
 
+SHAPE = {"layers": "num_hidden_layers", "hidden": "hidden_size", "vocabulary": "vocab_size"}
+"""Width of a model, as a plan's facts call it -> its name in a configuration."""
+
 
 class RftWorker:
     """Names begin with `rft_`: vLLM refuses one that its own worker has. The state lives in attributes of the worker."""
@@ -46,6 +49,7 @@ class RftWorker:
             "pipeline_parallel": int(parallel.pipeline_parallel_size),
             "data_parallel": int(parallel.data_parallel_size),
             "free_seeds": free and not ends_engine,
+            "shape": {name: getattr(model.hf_text_config, key, None) for name, key in SHAPE.items()},
         }
 
     def rft_join(self, told: str) -> dict[str, Any]:

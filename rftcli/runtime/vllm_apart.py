@@ -25,8 +25,9 @@ from rftcli.engines.vllm_send import FilesPush, GroupPush, Push, SocketPush
 from rftcli.engines.vllm_stream import SocketWay
 from rftcli.errors import MachineError, RftError, UsageError
 from rftcli.models.load import DTYPES
-from rftcli.plan.plan import Plan
+from rftcli.plan.plan import ModelPlan, Plan
 from rftcli.plan.plan_engine import ServerPlan, VllmPlan
+from rftcli.probe.model import model_facts
 from rftcli.protocols import World
 from rftcli.runtime.agreed import agreed
 from rftcli.runtime.emit import Emitter
@@ -104,11 +105,21 @@ def check_servers(plan: Plan, world: World, told: Callable[[str], None] = lambda
                     one = Server(url=url)
                     wait_for(wire, one, server.ready_seconds, told=told)
                     look(wire, one)
-                    check(one, tokens=vllm.max_model_tokens, dtype=plan.policy.dtype, checked=vllm.check_weights)
+                    check(one, tokens=vllm.max_model_tokens, dtype=plan.policy.dtype, checked=vllm.check_weights, shape=_shape(plan.policy))
             finally:
                 wire.close()
 
     agreed(world, work)
+
+
+def _shape(policy: ModelPlan) -> dict[str, int | None]:
+    """What the files of the policy say of its widths; nothing where they cannot be read, which loading them will tell. Tokens that are added widen
+    the vocabulary later."""
+    try:
+        facts = model_facts(policy.path, policy.revision)
+    except RftError:
+        return {}
+    return {"layers": facts.layers, "hidden": facts.hidden, "vocabulary": None if policy.add_tokens else facts.vocabulary}
 
 
 def make_apart(

@@ -148,11 +148,27 @@ def test_all_ranks_hear_of_a_server_that_does_not_start(made) -> None:
         assert "did not start: it ended with code 1" in end.message and "vllm_0.log says: ValueError: this model is broken" in end.message
 
 
-def test_a_server_is_looked_at_before_models_are_loaded(made) -> None:
+def test_a_server_is_looked_at_before_models_are_loaded(tmp_path) -> None:
     with FakeVLLM(max_model_len=50) as fake:
         plan = plan_of(f"rollout.vllm.server={{urls: ['{fake.url}']}}", ranks=2)
         for end in ends_on_ranks(2, lambda world: check_servers(plan, world)):
             assert isinstance(end, UsageError) and "takes 50 tokens, the longest prompt and completion have 60" in end.message
+    own = {"num_hidden_layers": 2, "hidden_size": 128, "vocab_size": 262}
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(own))
+    (folder / "pytorch_model.bin").touch()
+    for key, name, other in (("num_hidden_layers", "layers", 3), ("hidden_size", "hidden", 64), ("vocab_size", "vocabulary", 300), ("", "", 0)):
+        with FakeVLLM(max_model_len=60, config=own | ({key: other} if key else {})) as fake:
+            plan = plan_of(f"rollout.vllm.server={{urls: ['{fake.url}']}}")
+            plan = replace(plan, policy=replace(plan.policy, path=str(folder)))
+            if not key:
+                check_servers(plan, SoloWorld())
+                continue
+            with pytest.raises(UsageError, match=rf"has another model than the policy \(fake\): {name} {other}, not {own[key]}"):
+                check_servers(plan, SoloWorld())
+            if key == "vocab_size":  # tokens that are added widen it
+                check_servers(replace(plan, policy=replace(plan.policy, add_tokens=("<x>",))), SoloWorld())
     plan = plan_of("rollout.vllm.server={urls: ['http://127.0.0.1:9'], headers_env: {Authorization: NOT_SET_ANYWHERE}}")
     with pytest.raises(MachineError, match="`NOT_SET_ANYWHERE` is not set"):
         check_servers(plan, SoloWorld())
