@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +22,11 @@ from rftcli.algo.keyed import key64
 from rftcli.engines.vllm_http import Server, Wire, host_of, is_local
 from rftcli.engines.vllm_offer import EXTENSION, check, look, wait_for
 from rftcli.engines.vllm_remote import RemoteVLLMSampler
-from rftcli.engines.vllm_send import FilesPush, GroupPush, Push, SocketPush
+from rftcli.engines.vllm_send import ROOM, FilesPush, GroupPush, Push, SocketPush
 from rftcli.engines.vllm_stream import SocketWay
 from rftcli.errors import MachineError, RftError, UsageError
 from rftcli.models.load import DTYPES
+from rftcli.plan.memory import DTYPE_BYTES
 from rftcli.plan.plan import ModelPlan, Plan
 from rftcli.plan.plan_engine import ServerPlan, VllmPlan
 from rftcli.probe.model import model_facts
@@ -91,14 +93,17 @@ class Engines:
 
 
 def check_servers(plan: Plan, world: World, told: Callable[[str], None] = lambda text: None) -> None:
-    """Servers that run already are looked at before any model is loaded. Collective; the errors are those of `make_apart`."""
+    """Servers that run already, and the folder for weights, are looked at before any model is loaded. Collective; the errors are those of
+    `make_apart`."""
     vllm = plan.rollout.vllm
-    if vllm is None or vllm.server is None or vllm.server.start is not None:
+    if vllm is None or vllm.server is None:
         return
     server = vllm.server
 
     def work() -> None:
-        if world.rank == 0:
+        if world.rank == 0 and server.folder is not None:
+            _check_folder(Path(server.folder), plan.policy)
+        if world.rank == 0 and server.start is None:
             wire = Wire(timeout_seconds=server.timeout_seconds, headers=_headers(server))
             try:
                 for url in server.urls:
@@ -110,6 +115,22 @@ def check_servers(plan: Plan, world: World, told: Callable[[str], None] = lambda
                 wire.close()
 
     agreed(world, work)
+
+
+def _check_folder(folder: Path, policy: ModelPlan) -> None:
+    """UsageError where no weights can be written there, MachineError where there is too little room for them."""
+    key = "rollout.vllm.server.folder"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="rft-"):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        hint = "a folder that this machine and the servers see"
+        raise UsageError(f"{key}: nothing can be written to {folder}: {error.strerror}", hint=hint) from error
+    needed = (policy.parameters or 0) * DTYPE_BYTES[policy.dtype]
+    if needed > free:
+        message = f"{key}: {folder} has {free / 2**20:,.0f} MiB left, the weights on their way to the servers take {needed / 2**20:,.0f} MiB"
+        raise MachineError(message, hint=ROOM)
 
 
 def _shape(policy: ModelPlan) -> dict[str, int | None]:

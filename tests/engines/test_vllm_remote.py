@@ -398,6 +398,14 @@ def test_a_completion_that_is_no_json_is_told_by_name(kit, tmp_path) -> None:
                 list(sampler.generate([kit.make_request(0, [10], (0,))], settings()))
 
 
+def test_weights_that_cannot_be_written_are_told_with_the_folder(kit, tmp_path) -> None:
+    (tmp_path / "weights").touch()  # a file, where the folder would be
+    with FakeVLLM() as fake, engine(kit, tmp_path, fake) as sampler:
+        with pytest.raises(RftError, match=f"weights could not be written to {tmp_path / 'weights'} .*: Not a directory") as caught:
+            sampler.load(TRAINED.items(), 1)
+        assert "rollout.vllm.server.folder" in str(caught.value.hint) and sampler.version is None
+
+
 def test_who_waits_for_a_server_is_told_for_what() -> None:
     told: list[str] = []
     wire = Wire(timeout_seconds=1)

@@ -175,6 +175,19 @@ def test_a_server_is_looked_at_before_models_are_loaded(tmp_path) -> None:
     check_servers(plan_of(), SoloWorld())
 
 
+@pytest.mark.parametrize("where", ["urls: ['http://127.0.0.1:9']", "start: {}"])
+def test_the_folder_for_weights_is_looked_at_before_models_are_loaded(tmp_path, where: str) -> None:
+    (tmp_path / "file").touch()
+    plan = plan_of(f"rollout.vllm.server={{{where}, weights: files, folder: '{tmp_path / 'file' / 'x'}'}}", ranks=2)
+    for end in ends_on_ranks(2, lambda world: check_servers(plan, world)):
+        assert isinstance(end, UsageError) and "rollout.vllm.server.folder: nothing can be written to" in end.message
+    plan = plan_of(f"rollout.vllm.server={{{where}, weights: files, folder: '{tmp_path / 'new'}'}}")
+    plan = replace(plan, policy=replace(plan.policy, parameters=10**15))
+    with pytest.raises(MachineError, match=r"MiB left, the weights on their way to the servers take 3,814,697,266 MiB"):
+        check_servers(plan, SoloWorld())
+    assert not list((tmp_path / "new").iterdir())
+
+
 def test_where_no_broadcast_is_possible_auto_goes_by_files_and_nccl_is_refused(made) -> None:
     """Both sides say that they have a GPU, and this torch has no NCCL for it."""
     with FakeVLLM(max_model_len=4096, device="cuda") as fake:
