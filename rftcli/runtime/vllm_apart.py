@@ -52,6 +52,8 @@ BESIDE_SECONDS = 600.0
 TOKEN_SECONDS = 0.1
 """Added to it for every token of the longest sequence: a busy engine takes longer than most for one, and nothing may finish before."""
 LEAST_FREE_SHARE = 0.01
+NO_PROGRAM = "the words that start `vllm serve`, such as `[/other/venv/bin/vllm, serve]`; leave it out for vLLM of this Python"
+STARTED = "its arguments are `rollout.vllm.options`, its memory is `rollout.vllm.memory_share`; its log says more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,9 @@ def check_servers(plan: Plan, world: World, told: Callable[[str], None] = lambda
     def work() -> None:
         if world.rank == 0 and server.folder is not None:
             _check_folder(Path(server.folder), plan.policy)
+        command = () if server.start is None else server.start.command
+        if world.rank == 0 and command and shutil.which(command[0]) is None:
+            raise MachineError(f"rollout.vllm.server.start.command: there is no program `{command[0]}` on the first rank's machine", hint=NO_PROGRAM)
         if world.rank == 0 and server.start is None:
             wire = Wire(timeout_seconds=server.timeout_seconds, headers=_headers(server))
             try:
@@ -206,7 +211,10 @@ def _looked_at(place: Place, engines: Engines, run: str) -> list[str]:
     seconds = beside_seconds(vllm) if vllm.server is None else vllm.server.ready_seconds
     started = vllm.server is None or vllm.server.start is not None
     for server in engines.servers:
-        wait_for(engines.wire, server, seconds)
+        try:
+            wait_for(engines.wire, server, seconds)
+        except RftError as error:
+            raise type(error)(error.message, hint=error.hint or (STARTED if started else None)) from error
         told.append(look(engines.wire, server, wanted_name=served_name(run) if started else None))
         check(server, tokens=vllm.max_model_tokens, dtype=place.plan.policy.dtype, checked=vllm.check_weights)
     return told

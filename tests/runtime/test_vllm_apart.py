@@ -23,6 +23,7 @@ from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan
 from rftcli.recipe.load import load_text
 from rftcli.runtime import vllm_engine
+from rftcli.runtime.engine_folder import config_folder
 from rftcli.runtime.rundir import RunDir
 from rftcli.runtime.vllm_apart import Place, check_servers, make_apart, serve_words
 from rftcli.runtime.world import SoloWorld
@@ -145,6 +146,7 @@ def test_all_ranks_hear_of_a_server_that_does_not_start(made) -> None:
     ends = ends_on_ranks(2, lambda world: made(plan, world, "broken"))
     for end in ends:
         assert isinstance(end, RftError)
+        assert "`rollout.vllm.options`" in str(end.hint)
         assert "did not start: it ended with code 1" in end.message and "vllm_0.log says: ValueError: this model is broken" in end.message
 
 
@@ -173,6 +175,20 @@ def test_a_server_is_looked_at_before_models_are_loaded(tmp_path) -> None:
     with pytest.raises(MachineError, match="`NOT_SET_ANYWHERE` is not set"):
         check_servers(plan, SoloWorld())
     check_servers(plan_of(), SoloWorld())
+
+
+def test_a_command_that_is_not_there_is_told_before_models_are_loaded() -> None:
+    plan = plan_of("rollout.vllm.server={start: {command: [no-such-vllm, serve]}}", ranks=2)
+    for end in ends_on_ranks(2, lambda world: check_servers(plan, world)):
+        assert isinstance(end, MachineError) and "rollout.vllm.server.start.command: there is no program `no-such-vllm`" in end.message
+
+
+def test_a_folder_for_caches_that_cannot_be_written_is_told(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(MachineError, match=r"the engine's configuration cannot be written to .*: Not a directory") as caught:
+        config_folder(SimpleNamespace(), None, "float32")
+    assert "XDG_CACHE_HOME" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("where", ["urls: ['http://127.0.0.1:9']", "start: {}"])
