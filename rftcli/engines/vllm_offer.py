@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from rftcli.engines.vllm_http import OTHER_PROGRAM, Server, Wire, answers, plain, refused
-from rftcli.errors import RftError, UsageError
+from rftcli.errors import HeldUpError, RftError, UsageError
 
 EXTENSION = "rftcli.engines.vllm_worker.RftWorker"
 PAUSE_SECONDS = 0.5
@@ -31,10 +31,10 @@ HOW = (
 
 def wait_for(
     wire: Wire, server: Server, seconds: float, key: str = "rollout.vllm.server.ready_seconds", *,
-    told: Callable[[str], None] = lambda text: None, tell_after_seconds: float = TOLD_AFTER_SECONDS,
+    told: Callable[[str], None] = lambda text: None, tell_after_seconds: float = TOLD_AFTER_SECONDS, stop_asked: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
     """Until it is healthy. RftError after `seconds`, which the recipe has at `key`, or at once where `last_words` says that it is gone, or where time
-    will not help. `told`: gets one line where it takes more than a moment."""
+    will not help. `told`: gets one line where it takes more than a moment. HeldUpError once `stop_asked`: no step would come to stop after."""
     begin = time.monotonic()
     end, tell_at = begin + seconds, begin + tell_after_seconds
     while True:
@@ -53,6 +53,8 @@ def wait_for(
         words = server.last_words()
         if words is not None:
             raise RftError(f"{server.shown} did not start: {words}")
+        if stop_asked():
+            raise HeldUpError(f"asked to stop while {server.shown} was waited for: {problem}")
         if time.monotonic() > tell_at:
             tell_at = float("inf")
             told(f"waiting for {server.shown}, up to {seconds:g} s (`{key}`): {problem}")

@@ -94,7 +94,9 @@ class Engines:
         stop_all(self.processes)
 
 
-def check_servers(plan: Plan, world: World, told: Callable[[str], None] = lambda text: None) -> None:
+def check_servers(
+    plan: Plan, world: World, told: Callable[[str], None] = lambda text: None, stop_asked: Callable[[], bool] = lambda: False
+) -> None:
     """Servers that run already, and the folder for weights, are looked at before any model is loaded. Collective; the errors are those of
     `make_apart`."""
     vllm = plan.rollout.vllm
@@ -113,7 +115,7 @@ def check_servers(plan: Plan, world: World, told: Callable[[str], None] = lambda
             try:
                 for url in server.urls:
                     one = Server(url=url)
-                    wait_for(wire, one, server.ready_seconds, told=told)
+                    wait_for(wire, one, server.ready_seconds, told=told, stop_asked=stop_asked)
                     look(wire, one)
                     check(one, tokens=vllm.max_model_tokens, dtype=plan.policy.dtype, checked=vllm.check_weights, shape=_shape(plan.policy))
             finally:

@@ -17,7 +17,7 @@ from fake_vllm import TRAINED, FakeVLLM
 from rank_threads import ends_on_ranks, on_ranks
 from torch import nn
 
-from rftcli.errors import MachineError, RftError, UsageError
+from rftcli.errors import HeldUpError, MachineError, RftError, UsageError
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan
@@ -175,6 +175,13 @@ def test_a_server_is_looked_at_before_models_are_loaded(tmp_path) -> None:
     with pytest.raises(MachineError, match="`NOT_SET_ANYWHERE` is not set"):
         check_servers(plan, SoloWorld())
     check_servers(plan_of(), SoloWorld())
+
+
+def test_who_waits_for_a_server_stops_when_asked_to() -> None:
+    """No step would come for the run to stop after."""
+    plan = plan_of("rollout.vllm.server={urls: ['http://127.0.0.1:9'], ready_seconds: 600}", ranks=2)
+    for end in ends_on_ranks(2, lambda world: check_servers(plan, world, stop_asked=lambda: True)):
+        assert isinstance(end, HeldUpError) and "asked to stop while vLLM server http://127.0.0.1:9 was waited for" in end.message
 
 
 def test_a_command_that_is_not_there_is_told_before_models_are_loaded() -> None:
