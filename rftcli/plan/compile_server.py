@@ -55,7 +55,8 @@ def apart(
     assert server is not None
     start = server.start
     if start is None:
-        notes.append(f"rollout.vllm.server: {server.count} servers are looked at when the run starts; what they cannot do is an error then")
+        which, them = ("the server is", "it") if server.count == 1 else (f"{server.count} servers are", "them")
+        notes.append(f"rollout.vllm.server: {which} looked at when the run starts; what cannot be done with {them} is an error then")
         return replace(vllm, memory="the servers' own")
     _check_gpus(start, recipe, facts, world, problems)
     share = None if recipe.rollout.vllm.memory_share == "auto" else float(recipe.rollout.vllm.memory_share)
