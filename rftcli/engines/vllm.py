@@ -185,8 +185,8 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
         from vllm.config import CompilationConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind
-    except ImportError as error:
-        raise MachineError(f"rollout.engine vllm needs the package `vllm`: {error}", hint="pip install 'rftcli[vllm]'") from error
+    except (ImportError, OSError) as error:
+        raise cannot_be_imported(error) from error
     known = set(EngineArgs.__dataclass_fields__)
     unknown = [name for name in options if name not in known]
     if unknown:
@@ -206,6 +206,12 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
     runner = llm.collective_rpc(_runner_module)[0]
     params = partial(SamplingParams, output_kind=RequestOutputKind.FINAL_ONLY)
     return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(vllm_settings.FREE_SEEDS)
+
+
+def cannot_be_imported(error: Exception) -> MachineError:
+    """There is none, an older one, or one whose build does not fit torch or the machine."""
+    hint = "pip install 'rftcli[vllm]', in an environment whose torch is the one that this vLLM was built for; rollout.engine: hf needs none"
+    return MachineError(f"rollout.engine vllm needs the package `vllm`, which cannot be imported: {type(error).__name__}: {error}", hint=hint)
 
 
 def _runner_module(worker: Any) -> str:

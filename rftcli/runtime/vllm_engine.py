@@ -68,8 +68,12 @@ def make_vllm(
 
 def _check_build() -> None:
     """A vLLM for GPUs would sample on one while the training is on the CPU."""
-    from vllm.platforms import current_platform
+    from rftcli.engines.vllm import cannot_be_imported
 
+    try:
+        from vllm.platforms import current_platform
+    except (ImportError, OSError) as error:
+        raise cannot_be_imported(error) from error
     if not current_platform.is_cpu():
         raise UsageError(
             "this run is on the CPU, and the vLLM that is installed is built for GPUs", hint="--gpus N instead of --ranks N, or rollout.engine: hf"
