@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 
 LOOK_SECONDS = 0.3
 GRACE_SECONDS = 8.0
@@ -29,6 +29,11 @@ SOCKETS = "VLLM_RPC_BASE_PATH"
 
 def main() -> int:
     """The command's exit code; -n for a signal n, as 128 + n."""
+    with tempfile.TemporaryDirectory(prefix="rft-engine-", ignore_cleanup_errors=True) as folder:
+        return _guarded({SOCKETS: folder, **os.environ})
+
+
+def _guarded(env: Mapping[str, str]) -> int:
     parent, pipe = os.getppid(), int(sys.argv[1])
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -37,8 +42,6 @@ def main() -> int:
     def die_with_guard() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    folder = tempfile.mkdtemp(prefix="rft-engine-")
-    env = {SOCKETS: folder, **os.environ}
     child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_guard, env=env)
     code = 128 + signal.SIGKILL
     try:
@@ -55,7 +58,6 @@ def main() -> int:
             os.write(pipe, str(code).encode())
         _end_family(child.pid)
         child.wait()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_family(group: int) -> None:

@@ -124,6 +124,14 @@ def test_the_folder_of_an_engine_s_sockets_ends_with_it(tmp_path: Path, killed: 
     assert not folder.exists()
 
 
+def test_a_command_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = EngineProcess(["/nowhere/vllm", "serve"], environ, tmp_path / "log", HeldPort("127.0.0.1"))
+    until(lambda: process.last_words() is not None)
+    process.stop()
+    assert process.no_program and not list(tmp_path.glob("rft-engine-*"))
+
+
 def test_a_port_is_kept_for_the_server_alone() -> None:
     ports = [HeldPort("127.0.0.1") for _ in range(20)]
     assert len({port.number for port in ports}) == 20
