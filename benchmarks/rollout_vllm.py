@@ -27,10 +27,11 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rftcli.builtin import builtin_path
-from rftcli.engines import vllm_decode, vllm_settings
+from rftcli.engines import vllm_decode
 from rftcli.engines.vllm import VLLMSampler, start
 from rftcli.models.load import DTYPES, load_causal_lm, load_tokenizer
 from rftcli.runtime.engine_folder import config_folder
+from rftcli.runtime.engine_process import ON_A_CPU
 from rftcli.runtime.vllm_engine import ALWAYS, UNLESS_SET
 from rftcli.runtime.world import SoloWorld
 from rftcli.types import Prompt, Request, SamplingSettings
@@ -75,7 +76,7 @@ def engine(arguments: argparse.Namespace, model: Any, tokenizer: Any, device: to
         "generation_config": "vllm", "logprobs_mode": "processed_logprobs", "disable_log_stats": True, "enforce_eager": device.type == "cpu",
     }  # fmt: skip
     if device.type == "cpu":
-        asked |= {"kv_cache_memory_bytes": 512 * 2**20} | vllm_settings.whole_prompts(asked["max_model_len"])
+        asked |= {"kv_cache_memory_bytes": 512 * 2**20, **ON_A_CPU}
     else:
         asked |= {"gpu_memory_utilization": arguments.memory_share, "graphs_up_to": rows}
     llm, params, fields, free = start(str(config_folder(model, None, arguments.dtype)), asked, json.loads(arguments.options))

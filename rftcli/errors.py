@@ -5,7 +5,7 @@
     |   `-- RecipeError     2   problems in a recipe, all of them at once
     |-- MachineError        3   this machine cannot run it; the hint holds the command that would help
     |-- ResumeError         4   the run cannot be resumed as asked
-    `-- HeldUpError         1   asked to stop, and a reward function does not return; the command ends as on a second request (130, 75 or 1)
+    `-- HeldUpError         1   asked to stop, and a reward function or a server does not come; the command ends as on a second request (130, 75 or 1)
 
 A run that stopped on request with a committed checkpoint (75; a scheduler may start it again) or was interrupted (130) is no error: the command reads
 it from the run's state.
@@ -57,7 +57,8 @@ class ResumeError(RftError):
 
 
 class HeldUpError(RftError):
-    """A run that was asked to stop cannot finish its step, because a reward function without a time limit does not return."""
+    """A run that was asked to stop cannot finish its step, because a reward function without a time limit does not return, or has no step to finish,
+    because a server that it needs is not there."""
 
 
 class RecipeError(UsageError):

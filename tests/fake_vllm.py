@@ -48,18 +48,25 @@ class Fused(nn.Module):
         return loaded
 
 
+class Runner:
+    """One of those that draw with a seed a row at no cost, by where it comes from."""
+
+    __module__ = "vllm.v1.worker.gpu.fake"
+
+
 class FakeWorker(RftWorker):
     def __init__(self, rank: int, size: int, facts: dict[str, Any]) -> None:
         self.rank, self.device, self.model = rank, torch.device(facts.get("device", "cpu")), Fused()
         model = SimpleNamespace(
             dtype=facts.get("dtype", torch.float32), max_model_len=facts.get("max_model_len", 64), quantization=facts.get("quantization"),
-            logprobs_mode=facts.get("logprobs_mode", "processed_logprobs"),
+            logprobs_mode=facts.get("logprobs_mode", "processed_logprobs"), hf_text_config=SimpleNamespace(**facts.get("config", {})),
         )  # fmt: skip
         parallel = SimpleNamespace(
             tensor_parallel_size=size, pipeline_parallel_size=1, data_parallel_size=facts.get("data_parallel", 1)
         )
-        self.vllm_config = SimpleNamespace(model_config=model, parallel_config=parallel)
-        self.model_runner = SimpleNamespace()
+        scheduler = SimpleNamespace(enable_chunked_prefill=facts.get("cuts_prompts", False))
+        self.vllm_config = SimpleNamespace(model_config=model, parallel_config=parallel, scheduler_config=scheduler)
+        self.model_runner = Runner()
 
     def get_model(self) -> Fused:
         return self.model

@@ -13,7 +13,6 @@ the engine (`start`) at the right moment.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -28,9 +27,6 @@ from rftcli.engines.vllm_adapter import AdapterSlot
 from rftcli.errors import MachineError, RftError, UsageError
 from rftcli.protocols import AdaptedWeights, Weights, World
 from rftcli.types import Completion, Request, SamplingSettings
-
-QUIET = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.model_executor.model_loader.reload.inplace")
-"""They warn at every push of layers without weights of their own: rotary tables, a head that shares the embedding's."""
 
 
 class VLLMSampler:
@@ -189,8 +185,8 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
         from vllm.config import CompilationConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind
-    except ImportError as error:
-        raise MachineError(f"rollout.engine vllm needs the package `vllm`: {error}", hint="pip install 'rftcli[vllm]'") from error
+    except (ImportError, OSError) as error:
+        raise cannot_be_imported(error) from error
     known = set(EngineArgs.__dataclass_fields__)
     unknown = [name for name in options if name not in known]
     if unknown:
@@ -206,12 +202,17 @@ def start(folder: str, arguments: Mapping[str, Any], options: Mapping[str, Any])
         except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
             hint = "`rollout.engine: hf` runs everywhere; memory: `rollout.vllm.memory_share`, `max_sequences`, `max_model_tokens`"
             raise UsageError(f"vLLM does not start: {str(error).strip()}", hint=hint) from error
-    for name in QUIET:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    vllm_weights.quiet()
     vllm_decode.quicken(llm)
     runner = llm.collective_rpc(_runner_module)[0]
     params = partial(SamplingParams, output_kind=RequestOutputKind.FINAL_ONLY)
     return llm, params, tuple(SamplingParams.__struct_fields__), runner.startswith(vllm_settings.FREE_SEEDS)
+
+
+def cannot_be_imported(error: Exception) -> MachineError:
+    """There is none, an older one, or one whose build does not fit torch or the machine."""
+    hint = "pip install 'rftcli[vllm]', in an environment whose torch is the one that this vLLM was built for; rollout.engine: hf needs none"
+    return MachineError(f"rollout.engine vllm needs the package `vllm`, which cannot be imported: {type(error).__name__}: {error}", hint=hint)
 
 
 def _runner_module(worker: Any) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -29,7 +30,8 @@ CONNECT_SECONDS = 20.0
 LOOK_SECONDS = 0.5
 """Between two looks at whether a server still finishes anything."""
 SHOWN = 400
-LOCAL = ("127.0.0.1", "localhost", "[::1]")
+OTHER_PROGRAM = "is another program at this address, or a proxy before the server?"
+LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,7 +178,7 @@ class Wire:
                     raise gone(server, error) from error
             else:
                 if reply.status_code == 200:
-                    return reply.json()
+                    return plain(server, one.path, reply)
                 if reply.status_code not in AGAIN or last:
                     raise refused(server, one.path, reply)
             await asyncio.sleep(self._pause * 2**attempt)
@@ -210,11 +212,23 @@ def answers(server: Server, method: str, reply: httpx.Response) -> list[dict[str
     """The workers' answers in a reply of /collective_rpc. RftError for an error of any."""
     if reply.status_code != 200:
         raise refused(server, f"/collective_rpc {method}", reply)
-    found = reply.json()["results"]
-    wrong = next((answer["error"] for answer in found if isinstance(answer, dict) and "error" in answer), None)
+    found = plain(server, f"/collective_rpc {method}", reply).get("results")
+    if not isinstance(found, list) or not found or not all(isinstance(answer, dict) for answer in found):
+        raise RftError(f"{server.shown} answered something else than its workers' results to {method}", hint=OTHER_PROGRAM)
+    wrong = next((answer["error"] for answer in found if "error" in answer), None)
     if wrong is not None:
         raise RftError(f"{server.shown}: {wrong}")
     return list(found)
+
+
+def plain(server: Server, path: str, reply: httpx.Response) -> Mapping[str, Any]:
+    """The JSON object that a reply is. RftError for anything else."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = reply.json()
+        if isinstance(found, dict):
+            return found
+    shown = redacted_text(" ".join(reply.text.split())[:SHOWN])
+    raise RftError(f"{server.shown} answered something else than a JSON object to {path}: {shown or 'nothing'}", hint=OTHER_PROGRAM)
 
 
 def refuse_stale(server: Server, states: Sequence[Mapping[str, Any]]) -> None:
@@ -246,8 +260,16 @@ def gone(server: Server, error: BaseException) -> RftError:
     return RftError(f"{server.shown} cannot be reached: {redacted_text(told)}{_words(server)}", hint="its log says why; `rft resume` goes on")
 
 
+def host_of(url: str) -> str:
+    """Without port, path and the brackets of an IPv6 address; empty where the address is none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
 def is_local(url: str) -> bool:
-    return url.split("://", 1)[-1].startswith(LOCAL)
+    return host_of(url) in LOCAL
 
 
 def _words(server: Server) -> str:

@@ -7,12 +7,21 @@ refused with the command that starts a right one. No torch.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from rftcli.engines.vllm_http import Server, Wire, answers
-from rftcli.errors import RftError, UsageError
+import httpx
+
+from rftcli.engines.vllm_http import OTHER_PROGRAM, Server, Wire, answers, plain, refused
+from rftcli.errors import HeldUpError, RftError, UsageError
 
 EXTENSION = "rftcli.engines.vllm_worker.RftWorker"
 PAUSE_SECONDS = 0.5
+TOLD_AFTER_SECONDS = 5.0
+"""Who waits longer for a server is told for what."""
+NO_PLACE = (404, 405, 410)
+FACTS = frozenset({"run", "version", "device", "dtype", "max_model_len", "logprobs_mode", "quantization", "data_parallel", "free_seeds", "shape"})
+"""What a worker says of itself (`RftWorker.rft_state`), as far as this side reads it."""
 HOW = (
     f"start it with `VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls {EXTENSION} --logprobs-mode processed_logprobs "
     "--generation-config vllm`, in an environment that has rftcli; or leave it to `rollout.vllm.server.start`"
@@ -20,20 +29,35 @@ HOW = (
 """The way to start a server by hand."""
 
 
-def wait_for(wire: Wire, server: Server, seconds: float, key: str = "rollout.vllm.server.ready_seconds") -> None:
-    """Until it is healthy. RftError after `seconds`, which the recipe has at `key`, or at once where `last_words` says that it is gone."""
-    end = time.monotonic() + seconds
+def wait_for(
+    wire: Wire, server: Server, seconds: float, key: str = "rollout.vllm.server.ready_seconds", *,
+    told: Callable[[str], None] = lambda text: None, tell_after_seconds: float = TOLD_AFTER_SECONDS, stop_asked: Callable[[], bool] = lambda: False,
+) -> None:  # fmt: skip
+    """Until it is healthy. RftError after `seconds`, which the recipe has at `key`, or at once where `last_words` says that it is gone, or where time
+    will not help. `told`: gets one line where it takes more than a moment. HeldUpError once `stop_asked`: no step would come to stop after."""
+    begin = time.monotonic()
+    end, tell_at = begin + seconds, begin + tell_after_seconds
     while True:
+        reply: httpx.Response | None = None
         try:
             reply = wire.call(server, "GET", "/health", seconds=min(seconds, 30.0))
-            if reply.status_code == 200:
-                return
             problem = f"status {reply.status_code}"
         except RftError as error:
             problem = error.message
+        if reply is not None and reply.status_code == 200:
+            return
+        if reply is not None and reply.status_code in (401, 403):
+            raise refused(server, "/health", reply)
+        if reply is not None and reply.status_code in NO_PLACE:
+            raise UsageError(f"{server.shown} has no /health (status {reply.status_code})", hint=OTHER_PROGRAM)
         words = server.last_words()
         if words is not None:
             raise RftError(f"{server.shown} did not start: {words}")
+        if stop_asked():
+            raise HeldUpError(f"asked to stop while {server.shown} was waited for: {problem}")
+        if time.monotonic() > tell_at:
+            tell_at = float("inf")
+            told(f"waiting for {server.shown}, up to {seconds:g} s (`{key}`): {problem}")
         if time.monotonic() > end:
             raise RftError(f"{server.shown} is not ready after {seconds:g} s: {problem}", hint=f"a longer `{key}`")
         time.sleep(PAUSE_SECONDS)
@@ -43,16 +67,20 @@ def look(wire: Wire, server: Server, *, wanted_name: str | None = None) -> str:
     """Fill in what the server offers; a line about it for the log. UsageError for one that cannot be used. `wanted_name`: of the model that this
     run has given it."""
     models = wire.call(server, "GET", "/v1/models")
+    if models.status_code in (401, 403):
+        raise refused(server, "/v1/models", models)
     if models.status_code != 200:
         raise UsageError(f"{server.shown} has no /v1/models (status {models.status_code})", hint="is it a vLLM server of version 0.22 or later?")
-    listed = [str(model["id"]) for model in models.json().get("data", [])]
-    if not listed or (wanted_name is not None and wanted_name not in listed):
+    listed = names_of(plain(server, "/v1/models", models))
+    if wanted_name is not None and wanted_name not in listed:
         raise UsageError(f"{server.shown} serves {', '.join(listed) or 'no model'}, not {wanted_name}", hint="another server has taken its port")
+    if not listed:
+        raise UsageError(f"{server.shown} serves no model", hint=OTHER_PROGRAM)
     server.name = listed[0] if wanted_name is None else wanted_name
     version = wire.call(server, "GET", "/version")
-    told = str(version.json().get("version", "?")) if version.status_code == 200 else "?"
+    told = str(plain(server, "/version", version).get("version", "?")) if version.status_code == 200 else "?"
     paths = wire.call(server, "GET", "/openapi.json")
-    offered = set(paths.json().get("paths", {})) if paths.status_code == 200 else set()
+    offered = set(plain(server, "/openapi.json", paths).get("paths") or ()) if paths.status_code == 200 else set()
     server.generates = "/inference/v1/generate" in offered
     state = wire.call(server, "POST", "/collective_rpc", {"method": "rft_state"})
     if state.status_code in (404, 405):
@@ -60,14 +88,29 @@ def look(wire: Wire, server: Server, *, wanted_name: str | None = None) -> str:
     if state.status_code != 200:
         raise UsageError(f"{server.shown} has no way for this trainer's weights (vLLM {told}, no worker extension)", hint=HOW)
     found = answers(server, "rft_state", state)
+    if not found[0].keys() >= FACTS:
+        message = f"{server.shown} has an rftcli of another version: its workers say nothing of {', '.join(sorted(FACTS - found[0].keys()))}"
+        raise UsageError(message, hint="install the same rftcli in its environment, and start it anew")
     server.facts, server.workers = found[0], len(found)
     how = "ids alone" if server.generates else "/v1/completions"
     return f"{server.shown}: vLLM {told}, {server.workers} {server.facts['device']} worker(s), {server.facts['max_model_len']} tokens, asked by {how}"
 
 
-def check(server: Server, *, tokens: int, dtype: str, checked: bool) -> None:
-    """UsageError for a server that runs the model in another way than the plan needs."""
+def names_of(models: Mapping[str, Any]) -> list[str]:
+    """Of the models that a reply of /v1/models lists."""
+    data = models.get("data")
+    return [str(model["id"]) for model in data if isinstance(model, dict) and "id" in model] if isinstance(data, list) else []
+
+
+def check(server: Server, *, tokens: int, dtype: str, checked: bool, shape: Mapping[str, int | None] | None = None) -> None:
+    """UsageError for a server that runs the model in another way than the plan needs, or another model. `shape`: what is known of the policy's, by
+    the names of `vllm_worker.SHAPE`."""
     facts = server.facts
+    for name, wanted in (shape or {}).items():
+        has = facts["shape"].get(name)
+        if has is not None and wanted is not None and has != wanted:
+            message = f"{server.shown} has another model than the policy ({server.name}): {name} {has}, not {wanted}"
+            raise UsageError(message, hint="start it with the model that `models.policy.path` names")
     if facts["max_model_len"] < tokens:
         message = f"{server.shown} takes {facts['max_model_len']} tokens, the longest prompt and completion have {tokens}"
         raise UsageError(message, hint=f"start it with `--max-model-len {tokens}`, or lower the lengths in `rollout`")

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from rftcli.engines import vllm_settings
 from rftcli.engines.finish import is_greedy, stop_rule
 from rftcli.engines.separate import Row, completed, cut_at_stop, split, usable
-from rftcli.engines.vllm_http import Asked, Server, Wire, refuse_stale, refused
+from rftcli.engines.vllm_http import Asked, Server, Wire, plain, refuse_stale, refused
 from rftcli.engines.vllm_send import Push
 from rftcli.engines.weights import Sums, compare, outgoing
 from rftcli.errors import RftError
@@ -166,7 +166,7 @@ class RemoteVLLMSampler:
         reply = self._wire.call(server, "POST", path)
         if reply.status_code != 200:
             raise refused(server, path, reply)
-        return dict(reply.json()) if reply.content else {}
+        return plain(server, path, reply) if reply.content else {}
 
     def _wake(self, *tags: str) -> None:
         """Weights alone for a push; everything before sampling."""

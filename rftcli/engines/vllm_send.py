@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 
 from rftcli.engines.vllm_group import Group, open_store
 from rftcli.engines.vllm_http import Server, Wire
@@ -22,6 +23,7 @@ from rftcli.engines.vllm_stream import GroupWay, SocketWay, send, write_folder
 from rftcli.errors import RftError
 
 Answers = list[dict[str, Any]]
+ROOM = "`rollout.vllm.server.folder` where there is room for the whole model, and the servers see it; or `weights: nccl`"
 
 
 class Push(Protocol):
@@ -43,11 +45,19 @@ class FilesPush:
         folder = self._folder / f"version_{told['version']:06d}"
         shutil.rmtree(folder, ignore_errors=True)  # of a push that was cut off
         try:
-            write_folder(tensors, folder)
+            self._write(tensors, folder)
             asked = {**told, "way": "files", "folder": str(folder)}
             return collected(self._wire, [self._wire.rpc_later(server, "rft_take", asked) for server in self._servers])
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _write(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
+        try:
+            write_folder(tensors, folder)
+        except (OSError, SafetensorError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            message = f"weights could not be written to {self._folder} on their way to the servers: {why}"
+            raise RftError(message, hint=ROOM) from error
 
     def close(self) -> None:
         """Nothing stays."""

@@ -22,16 +22,6 @@ SEED_BITS = 63
 """vLLM's seeds are signed 64-bit numbers."""
 
 
-PREFILL_TOKENS = 4096
-"""That a step of an engine on a CPU computes at most, beside a sequence that is longer."""
-
-
-def whole_prompts(most_tokens: int) -> dict[str, Any]:
-    """Arguments of an engine on a CPU, whose sequences have so many tokens at most. For a prompt in two parts vLLM turns the generator of its seed
-    back, which torch's generators of a CPU cannot do."""
-    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(PREFILL_TOKENS, most_tokens)}
-
-
 def needs_tokenizer(*, stop: Sequence[str], bad_words: Sequence[str], structured: Mapping[str, Any] | None) -> bool:
     """Whether the engine itself has to read or write text; else ids go in and out."""
     return bool(stop or bad_words or structured)

@@ -15,6 +15,7 @@ What it leaves out: when to do it, and engines that hold a part of the weights (
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,14 @@ from rftcli.protocols import Weights
 
 DERIVING = ("MoE", "MLA", "MultiHeadLatent")
 """Parts of names of vLLM's layers that make something of their weights at load, on any device."""
+QUIET = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.model_executor.model_loader.reload.inplace")
+"""They warn at every push of layers without weights of their own: rotary tables, a head that shares the embedding's."""
+
+
+def quiet() -> None:
+    """Of vLLM's process, once: what no push is to be told."""
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def push(llm: Any, weights: Weights, *, dtype: torch.dtype, model: Any, check: bool, wrapped: bool = False) -> None:

@@ -18,8 +18,11 @@ import torch
 
 from rftcli.engines.vllm_settings import FREE_SEEDS
 from rftcli.engines.vllm_stream import from_folder, from_group, from_socket, received
-from rftcli.engines.vllm_weights import derives, fused_layers, held_by, take
+from rftcli.engines.vllm_weights import derives, fused_layers, held_by, quiet, take
 from rftcli.errors import RftError
+
+SHAPE = {"layers": "num_hidden_layers", "hidden": "hidden_size", "vocabulary": "vocab_size"}
+"""Width of a model, as a plan's facts call it -> its name in a configuration."""
 
 
 class RftWorker:
@@ -30,11 +33,14 @@ class RftWorker:
         worker: Any = self
         config = worker.vllm_config
         model, parallel = config.model_config, config.parallel_config
+        device = torch.device(worker.device).type
+        free = type(worker.model_runner).__module__.startswith(FREE_SEEDS)
+        ends_engine = device == "cpu" and bool(config.scheduler_config.enable_chunked_prefill)  # a prompt with a seed that is cut between two passes
         run, version = getattr(self, "rft_held", (None, None))
         return {
             "run": run,
             "version": version,
-            "device": torch.device(worker.device).type,
+            "device": device,
             "dtype": str(model.dtype).removeprefix("torch."),
             "max_model_len": int(model.max_model_len),
             "logprobs_mode": str(getattr(model, "logprobs_mode", "")),
@@ -42,7 +48,8 @@ class RftWorker:
             "tensor_parallel": int(parallel.tensor_parallel_size),
             "pipeline_parallel": int(parallel.pipeline_parallel_size),
             "data_parallel": int(parallel.data_parallel_size),
-            "free_seeds": type(worker.model_runner).__module__.startswith(FREE_SEEDS),
+            "free_seeds": free and not ends_engine,
+            "shape": {name: getattr(model.hf_text_config, key, None) for name, key in SHAPE.items()},
         }
 
     def rft_join(self, told: str) -> dict[str, Any]:
@@ -68,6 +75,7 @@ class RftWorker:
 
         def work() -> dict[str, Any]:
             worker.rft_held = (None, None)
+            quiet()
             engine = worker.get_model()
             take(engine, self.rft_tensors(asked, derives(engine)), lambda tensors: worker.reload_weights(weights_iterator=tensors))
             if torch.device(worker.device).type == "cuda":

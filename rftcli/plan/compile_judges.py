@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rftcli.plan import memory
+from rftcli.plan.compile_parallel import fitting_numbers, uneven
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.compile_vllm import engine_needs
 from rftcli.plan.facts import Facts, ModelFacts, ScorerFacts
@@ -146,6 +147,20 @@ def check_length(spec: ScorerSpec, section: ScorerModel, model: ModelFacts | Non
         problems.append(PlanProblem(path=f"models.scorers.{spec.name}.max_tokens", message=message, hint=f"the sum is at most {most}"))
 
 
+def check_split(spec: ScorerSpec, section: ScorerModel, model: ModelFacts | None, problems: list[PlanProblem]) -> None:
+    """A judge over several GPUs is cut into equal parts."""
+    place, start = section.placement, spec.start
+    why = None if start is None else uneven(model, start.tensor_parallel)
+    if why is None or start is None or model is None or place == "shared":
+        return
+    gpus = place.gpus or 1
+    numbers = [number for number in fitting_numbers(model, gpus) if gpus % number == 0]
+    auto = place.tensor_parallel == "auto"
+    hint = f"`tensor_parallel: {numbers[-1]}`, or another number of GPUs" if auto else f"one of {', '.join(map(str, numbers))}"
+    path = f"models.scorers.{spec.name}.placement.{'gpus' if auto else 'tensor_parallel'}"
+    problems.append(PlanProblem(path=path, message=f"{start.tensor_parallel} GPUs cannot share {start.given}", reason=why, hint=hint))
+
+
 def with_server(
     plan: TeacherPlan | None, recipe: Recipe, facts: Facts, world: WorldPlan, known: ModelFacts | None, problems: list[PlanProblem]
 ) -> TeacherPlan | None:  # fmt: skip
@@ -165,6 +180,11 @@ def with_server(
         command=tuple(place.command), options=dict(place.options),
     )  # fmt: skip
     check_file(start, "models.teacher.path", problems)
+    why = uneven(known, start.tensor_parallel)
+    if why is not None and known is not None:
+        numbers = ", ".join(map(str, fitting_numbers(known, start.tensor_parallel)))
+        message = f"{start.tensor_parallel} GPUs cannot share {start.given}"
+        problems.append(PlanProblem(path="models.teacher.placement.gpus", message=message, reason=why, hint=f"one of {numbers}"))
     free = _Free(recipe, facts, world)
     return replace(plan, start=_on_gpus(start, TEACHER, "models.teacher.placement.gpus", place.gpus, free, facts, world, problems))
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rftcli.plan import engine_memory, memory
 from rftcli.plan.compile_models import PACKING, REFERENCE_SHARE, checkpoints_by_size, trained_parameters, trains_in
 from rftcli.plan.compile_precision import keeping, stages_allowed
-from rftcli.plan.compile_rollout import batch_rows_of, most_rows_of
-from rftcli.plan.compile_scorers import same_checkpoint, weights_gib
+from rftcli.plan.compile_rollout import batch_rows_of, filters_of, most_rows_of
+from rftcli.plan.compile_scorers import same_checkpoint, ways_of_scorers, weights_gib
 from rftcli.plan.compile_sharing import saved_positions
 from rftcli.plan.compile_vllm import choice as engine_choice
 from rftcli.plan.compile_vllm import on_the_ranks, wanted_engine
@@ -332,7 +332,7 @@ def hf_parts(asked: Asked, shape: Shape, *, replica: bool) -> Parts:
         rows = max(1, min(rows, rollout.hf.batch_tokens // asked.longest))
     found: Parts = {
         "KV cache": {"rollout": memory.kv_cache(shape, dtype, sequences=rows, tokens=asked.longest)},
-        "logits": {"rollout": memory.sampled_logits(rows, shape.vocabulary)},
+        "logits": {"rollout": memory.chosen_scores(rows, shape.vocabulary, dtype, filters=filters_of(rollout))},
         "prompts in the engine": {"rollout": memory.passing(shape, dtype, positions=rows * int(rollout.max_prompt_tokens))},
     }
     if packed:
@@ -358,6 +358,8 @@ def _ways(asked: Asked, chosen: Choice, stage: str) -> str:
     """Keys that help where nothing fits."""
     if stage == "rollout":
         return "lower rollout.max_new_tokens or rollout.hf.batch_rows, or use more memory"
+    if stage == "score":
+        return ways_of_scorers(asked.scorers, asked.recipe, asked.world)
     ways = ["lower rollout.max_new_tokens or rollout.max_prompt_tokens"] if chosen.tokens <= asked.longest else []
     ways += ["raise train.deepspeed.zero_stage"] if chosen.zero_stage < 3 and asked.world.ranks > 1 else []
     ways += ["models.policy.gradient_checkpointing: true"] if not chosen.checkpointing else []

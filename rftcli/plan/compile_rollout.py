@@ -18,6 +18,7 @@ from rftcli.plan.plan import (
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
+    from rftcli.recipe.sections.rollout import Rollout
 
 MAX_BATCH_ROWS = 64
 """Rows of an hf decode pass; more makes every step wait for the longest answer of more groups."""
@@ -87,6 +88,18 @@ def most_rows_of(recipe: Recipe) -> int:
         return recipe.rollout.hf.batch_rows
     step_rows = recipe.batch.prompts_per_step * recipe.rollout.samples_per_prompt
     return max(batch_rows_of(recipe), -(-min(MAX_BATCH_ROWS, step_rows) // ROW_MULTIPLE) * ROW_MULTIPLE)
+
+
+def filters_of(section: Rollout) -> list[str]:
+    """Those of `memory.CHOICE_BYTES` that any completion of training is sampled with."""
+    labels = list(section.by_label.values())
+    on = {
+        "top_k": section.top_k > 0 or any(label.top_k for label in labels),
+        "top_p": section.top_p < 1 or any((label.top_p or 1) < 1 for label in labels),
+        "min_p": section.min_p > 0 or any(label.min_p for label in labels),
+        "options": section.hf.options != type(section.hf.options)(),
+    }
+    return [name for name, is_on in on.items() if is_on]
 
 
 def check_replica(

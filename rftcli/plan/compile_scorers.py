@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rftcli.plan import memory
-from rftcli.plan.compile_judges import beside_gib, check_length, start_of, with_gpus
+from rftcli.plan.compile_judges import beside_gib, check_length, check_split, start_of, with_gpus
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts, ScorerFacts
 from rftcli.plan.plan import WorldPlan
@@ -36,6 +36,7 @@ def scorer_plans(
     for spec in specs:
         if spec.start is not None:
             check_length(spec, recipe.models.scorers[spec.name], known.get(spec.name, ScorerFacts()).model, problems)
+            check_split(spec, recipe.models.scorers[spec.name], known.get(spec.name, ScorerFacts()).model, problems)
         elif spec.weights is not None and spec.weights.max_tokens is not None:
             model = known.get(spec.name, ScorerFacts()).model
             most = None if model is None else model.max_positions
@@ -167,6 +168,21 @@ def weights_gib(weights: WeightsSpec, ranks: int) -> float:
     """GiB a rank of the weights while they are on the device, with what an engine of their own has; 0 where their number is not known."""
     size = memory.DTYPE_BYTES[weights.dtype] if weights.quantise is None else weights.quantise["bits"] / 8
     return weights.beside_gib + size * (weights.parameters or 0) / (ranks if weights.sharded else 1) / memory.GIB
+
+
+def ways_of_scorers(scorers: Sequence[ScorerSpec], recipe: Recipe, world: WorldPlan) -> str:
+    """Keys that help where scoring takes too much memory: of the model that takes most."""
+    sizes = {spec.name: weights_gib(spec.weights, world.ranks) if spec.weights is not None else spec.memory_gib for spec in scorers}
+    name = max(sizes, key=lambda one: sizes[one], default=None)
+    weights = next((spec.weights for spec in scorers if spec.name == name), None)
+    if weights is None:
+        return "use a smaller reward model"
+    section, key = recipe.models.scorers[str(name)], f"models.scorers.{name}"
+    judge = section.kind == GENERATIVE
+    ways = [f"{key}.placement: {{gpus: n}}"] if judge else []
+    ways += [f"{key}.shard: true"] if world.ranks > 1 and not judge and not weights.sharded and weights.quantise is None else []
+    ways += [f"{key}.quantise: {{bits: 4}}"] if weights.quantise is None and not weights.sharded and weights.engine == "hf" else []
+    return f"try {', '.join(ways)}, or a smaller reward model" if ways else "use more ranks, or a smaller reward model"
 
 
 def beside_scorers(facts: Facts, scorers: Sequence[ScorerSpec], world: WorldPlan) -> Facts:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rftcli.plan import engine_memory, memory
+from rftcli.plan.compile_parallel import fitting_numbers, uneven
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.compile_server import apart, process_note, process_of, server_plan
+from rftcli.plan.compile_server import apart, process_note, process_of, server_plan, too_little_cache
 from rftcli.plan.facts import Facts
 from rftcli.plan.plan import ModelPlan, RolloutPlan, WorldPlan
 from rftcli.plan.plan_engine import EnginePlan, SglangPlan, VllmPlan
@@ -94,7 +95,9 @@ def _own_engine(
     note = process_note(recipe) if name == "vllm" else None
     notes += [] if note is None else [note]
     if isinstance(found, VllmPlan) and found.server is not None:
-        found = replace(apart(found, recipe, facts, world, problems, notes), sleep=0)
+        known = None not in (policy.parameters, facts.model.layers, facts.model.hidden)
+        wanted = wanted_engine(name, recipe, facts, world, policy) if known else None
+        found = replace(apart(found, recipe, facts, world, wanted, problems, notes), sleep=0)
     else:
         found = _with_memory(name, found, recipe, facts, world, policy, held, problems, notes)
     if name == "sglang" and section.seeds == "request" and world.device == "cpu":
@@ -159,7 +162,14 @@ def _check(name: str, recipe: Recipe, facts: Facts, world: WorldPlan, needs: int
         message = f"{section.max_model_tokens} tokens, the model has {limit} positions"
         problems.append(PlanProblem(path=f"rollout.{name}.max_model_tokens", message=message))
     ranks, together = world.ranks // world.nodes, section.tensor_parallel
-    if server_plan(recipe) is not None and name == "vllm":
+    apart = server_plan(recipe) is not None and name == "vllm"
+    why = uneven(facts.model, together)
+    if why is not None and (world.device == "cuda" or apart):
+        numbers = ", ".join(str(number) for number in fitting_numbers(facts.model, max(ranks, together)) if apart or ranks % number == 0)
+        message = f"{together} GPUs cannot share the model"
+        problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message=message, reason=why, hint=f"one of {numbers}"))
+        return
+    if apart:
         return
     if together > 1 and world.device == "cpu":
         why = ALONE_ON_CPU[name]
@@ -191,7 +201,9 @@ def _with_memory(
     vllm = replace(vllm, weight_bytes=int(wanted.weights))
     if world.device == "cpu":
         most = (CPU_CACHE_SHARE if share is None else share) * machine.memory_gib * memory.GIB / world.ranks
-        cache = max(wanted.cache_least, min(wanted.cache_wanted, most) if share is None else most)
+        cache = max(wanted.cache_least, min(wanted.cache_wanted, most)) if share is None else most
+        if cache < wanted.cache_least:
+            problems.append(too_little_cache(f"rollout.{name}.memory_share", cache, wanted, machine.memory_gib / world.ranks))
         text = f"{cache / memory.GIB:.2f} GiB of cache a rank ({wanted.cache_wanted / memory.GIB:.2f} GiB would hold all sequences)"
         return replace(vllm, cache_bytes=int(cache), cache_tokens=int(cache / wanted.cache_per_token), memory_share=share, memory=text)
     beside = {part: by for part, by in held.items() if part != "reward models"}  # `facts` are what those have left
@@ -201,13 +213,11 @@ def _with_memory(
     whole_device = machine.gpu_memory_gib * memory.GIB - (SECOND_CONTEXT_BYTES if second else 0)
     division = engine_memory.divide(whole_device, state, working, wanted, share=share, sleeps=sleeps)
     if not division.fits:
-        problems.append(
-            PlanProblem(
-                path=f"rollout.{name}.memory_share" if share is not None else "rollout.engine",
-                message=f"the engine does not fit beside the training: {division.text}",
-                hint=f"more ranks or a higher ZeRO stage, shorter completions, fewer `rollout.{name}.max_sequences`, `sleep: 1`, `tensor_parallel`",
-            )
-        )
+        fewer = f"more ranks or a higher ZeRO stage, shorter completions, fewer `rollout.{name}.max_sequences`, `sleep: 1`, `tensor_parallel`"
+        least, most = math.ceil(100 * division.least) / 100, math.floor(100 * division.most) / 100
+        helps = f"a share from {least:.2f} to {most:.2f}, or `auto`" if share is not None and least <= most else fewer
+        path = f"rollout.{name}.memory_share" if share is not None else "rollout.engine"
+        problems.append(PlanProblem(path=path, message=f"the engine does not fit beside the training: {division.text}", hint=helps))
     level = section.sleep if section.sleep != "auto" else _level(division.sleeps, wanted, world, facts)
     if section.sleep == "auto" and level:
         notes.append(f"rollout.{name}.sleep {level}: {division.text}")

@@ -48,6 +48,10 @@ class Division:
     """Of the device, for everything of the engine."""
     fits: bool
     """False: not even one sequence has room."""
+    least: float
+    """The share that one sequence needs."""
+    most: float
+    """The share that is left to the engine."""
     text: str
 
 
@@ -78,14 +82,16 @@ def divide(device: float, training: float, working: float, wanted: Engine, *, sh
         if sleeps is None:
             sleeps = together < max(wanted.cache_least, CACHE_WORTH_HAVING * wanted.cache_wanted)
         cache = min(wanted.cache_wanted, in_turn if sleeps else together)
-    fits = cache >= wanted.cache_least and cache <= (in_turn if sleeps else together)
+    room = in_turn if sleeps else together
+    fits = wanted.cache_least <= cache <= room
     how = "they take turns" if sleeps else "all of it fits at once"
     text = (
         f"{_gib(training)} of training state and {_gib(working)} while it trains; engine {_gib(wanted.weights)} of weights, "
         f"{_gib(wanted.working)} to work in, {_gib(max(0.0, cache))} of cache ({_gib(wanted.cache_wanted)} would hold {wanted.sequences} sequences "
         f"of {wanted.tokens} tokens); {how if fits else 'that does not fit'} in {USABLE_SHARE['cuda']:.0%} of {_gib(device)}"
     )
-    return Division(sleeps=sleeps, cache=cache, share=(fixed + cache) / device, fits=fits, text=text)
+    least, most = (fixed + wanted.cache_least) / device, (fixed + room) / device
+    return Division(sleeps=sleeps, cache=cache, share=(fixed + cache) / device, fits=fits, least=least, most=most, text=text)
 
 
 def _gib(size: float) -> str:

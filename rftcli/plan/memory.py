@@ -7,6 +7,7 @@ Leaves out the CUDA context, NCCL and fragmentation (`USABLE_SHARE`), and what i
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rftcli.plan.deepspeed_config import BUCKET_ELEMENTS
@@ -23,7 +24,9 @@ REPLICA_SHARE = 0.9
 """Share of a device that training state and the engine's replica may take together; they meet while nothing is trained."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 SCORE_COPIES = 3
-"""Float32 copies of (sequences, vocabulary) that are alive while tokens are chosen."""
+"""Float32 copies of (sequences, vocabulary) that are alive while an engine with a model of its own chooses tokens."""
+CHOICE_BYTES = {"none": 16, "top_k": 18, "min_p": 24, "top_p": 50, "options": 76}
+"""Bytes a score of the choice of a token: weights and their sums in float64; top-p and the filters of `hf.options` sort them, too."""
 HEAD_CHUNK_BYTES = 256 * 2**20
 """Float32 scores of one chunk of the head (`models.policy.HEAD_BYTES`)."""
 HEAD_COPIES = {"float32": 4, "bfloat16": 5}
@@ -160,9 +163,11 @@ def kv_cache(shape: Shape, dtype: str, *, sequences: int, tokens: int) -> float:
     return cache_per_token(shape, dtype) * sequences * tokens
 
 
-def sampled_logits(sequences: int, vocabulary: int) -> float:
-    """SCORE_COPIES x 4 x sequences x vocabulary."""
-    return float(SCORE_COPIES * 4 * sequences * vocabulary)
+def chosen_scores(rows: int, vocabulary: int, dtype: str, *, filters: Collection[str] = ()) -> float:
+    """Of the engine `hf`: the scores of one token of each row, in the number type and in float32, and what the choice makes of them in float64
+    (`engines.sampling`). `filters`: those of CHOICE_BYTES that are on."""
+    scores = 4 if dtype == "float32" else 4 + DTYPE_BYTES[dtype]
+    return float(rows * vocabulary * (scores + max(CHOICE_BYTES[name] for name in ("none", *filters))))
 
 
 def passing(shape: Shape, dtype: str, *, positions: int) -> float:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from rftcli.recipe import judge_rules
+from rftcli.recipe.addresses import wrong_with
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.names import did_you_mean
 from rftcli.recipe.paths import KeyPath
@@ -112,8 +113,9 @@ def service_form(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         if scorer.placement != "shared" and scorer.placement.server is not None:
             urls.append(((*here, "placement", "server"), scorer.placement.server))
         for path, url in urls:
-            if not re.match(r"https?://[^\s/]", url):
-                yield Finding(path=path, message="must begin with `http://` or `https://` and a host")
+            why = wrong_with(url)
+            if why is not None:
+                yield Finding(path=path, message=why)
         for header, variable in scorer.headers_env.items():
             if not re.fullmatch(r"[A-Za-z_]\w*", variable):
                 why = "secrets stay in the environment: the value names a variable"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rftcli.recipe import addresses
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.sections import Recipe
 
@@ -27,7 +28,8 @@ def one_kind_of_server(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding
     if bool(server.urls) == (server.start is not None):
         message = "needs `urls` or `start`" if server.start is None else "`urls` and `start` exclude each other"
         yield Finding(path=HERE, message=message, reads=((*HERE, "urls"), (*HERE, "start")), at_key=True)
-    twice = next((url for place, url in enumerate(server.urls) if url.rstrip("/") in [one.rstrip("/") for one in server.urls[:place]]), None)
+    bare = [url.rstrip("/").removesuffix("/v1") for url in server.urls]
+    twice = next((server.urls[place] for place, url in enumerate(bare) if url in bare[:place]), None)
     if twice is not None:
         yield Finding(path=(*HERE, "urls"), message=f"names {twice} twice", reason="each server takes the weights once")
     if server.folder is not None and server.weights == "nccl":
@@ -91,4 +93,5 @@ ROWS = {
         "An engine in another process has no key that only one inside a rank has.",
         apart_from_the_ranks,
     ),
+    **addresses.ROWS,
 }  # fmt: skip

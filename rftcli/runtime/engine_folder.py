@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from rftcli.errors import MachineError
 from rftcli.models.load import DTYPES
 from rftcli.models.lora import AdaptedWeights, Adapter
 from rftcli.plan.plan import Plan
@@ -31,8 +32,12 @@ def config_folder(model: Any, tokenizer: Any | None, dtype: str) -> Path:
     """A folder with the model's configuration, and the tokenizer if one is given, but no weights. It is named by what is in it: an engine may keep
     what it has compiled by the folder's name."""
     place = user_cache_dir().with_name("engines")
-    place.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=place))
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=place))
+    except OSError as error:
+        message = f"the engine's configuration cannot be written to {place}: {error.strerror}"
+        raise MachineError(message, hint="`XDG_CACHE_HOME` names another folder for caches, of vLLM too") from error
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # what is pushed is unpacked

@@ -22,10 +22,15 @@ from rftcli.redact import redacted_text
 
 STOP_SECONDS = 15.0
 SHOWN = 300
+NO_ERROR = ("error_response", "WARNING", "Warning", " INFO ")
+"""Words of lines of a log that end nothing."""
 ELSEWHERE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a rank is told of its place: an engine that read it would join the ranks."""
 ALWAYS = {"VLLM_SERVER_DEV_MODE": "1"}
 """The endpoints that take weights and empty caches."""
+ON_A_CPU = {"enable_chunked_prefill": False}
+"""Arguments of vLLM's CPU build, unless a recipe has others: a prompt that is cut between two passes ends the engine where its request has a seed.
+vLLM then sets the generator back, and torch's for a CPU cannot be."""
 UNLESS_SET = {
     "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -46,19 +51,31 @@ class EngineProcess:
         self.log, self._port = log, port
         self.no_program = shutil.which(command[0], path=environment.get("PATH")) is None
         """Is there none of the command's first word?"""
+        self._code: int | None = None
+        self._ended, tells = os.pipe()
+        os.set_blocking(self._ended, False)
         with log.open("ab") as file:
             self._guard = subprocess.Popen(
-                [sys.executable, "-m", "rftcli.runtime.engine_guard", *command],
-                env=dict(environment), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+                [sys.executable, "-m", "rftcli.runtime.engine_guard", str(tells), *command],
+                env=dict(environment), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, pass_fds=(tells,),
             )  # fmt: skip
+        os.close(tells)
 
     def last_words(self) -> str | None:
         """How it ended and the line of its log that says most; None while it lives."""
-        code = self._guard.poll()
+        code = self._how_it_ended()
         if code is None:
             return None
-        how = f"signal {signal.Signals(code - 128).name}" if 128 < code < 128 + signal.NSIG else f"code {code}"
+        number = -code if code < 0 else code - 128  # of a guard that was killed itself
+        how = f"signal {signal.Signals(number).name}" if 0 < number < signal.NSIG else f"code {code}"
         return f"it ended with {how}; {self.log} says: {telling_line(self.log)}"
+
+    def _how_it_ended(self) -> int | None:
+        """The command's exit code, as soon as it has ended; its guard's, where that was killed."""
+        if self._code is None:
+            with contextlib.suppress(OSError, ValueError):  # nothing was written; the pipe is closed
+                self._code = int(os.read(self._ended, 16))
+        return self._guard.poll() if self._code is None else self._code
 
     def end_of_log(self) -> str:
         """Its last lines, one under the other, with an indent."""
@@ -75,6 +92,10 @@ class EngineProcess:
         if self._guard.poll() is None:
             self._guard.kill()
             self._guard.wait()
+        self._how_it_ended()
+        if self._ended >= 0:
+            os.close(self._ended)
+            self._ended = -1
         self._port.close()
 
 
@@ -100,12 +121,13 @@ def host_and_bind(*, several: bool) -> tuple[str, str]:
 
 
 def telling_line(log: Path) -> str:
-    """The last line with an error, or the last one at all."""
+    """The last line with an error, or the last one at all. Warnings name errors that might come."""
     try:
         lines = _lines(log)
     except OSError as error:
         return f"nothing ({error.strerror})"
-    found = next((line for line in reversed(lines) if "Error" in line and "error_response" not in line), lines[-1] if lines else "nothing")
+    errors = [line for line in lines if "Error" in line and not any(word in line for word in NO_ERROR)]
+    found = (errors or lines or ["nothing"])[-1]
     return redacted_text(found[-SHOWN:])
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.builtin import builtin_path
-from rftcli.engines.vllm_http import Server, Wire
-from rftcli.engines.vllm_offer import wait_for
-from rftcli.engines.vllm_settings import whole_prompts
+from rftcli.engines.vllm_http import Server, Wire, plain
+from rftcli.engines.vllm_offer import names_of, wait_for
 from rftcli.errors import RftError, UsageError
 from rftcli.rewards.scorers.desk import ScorerGoneError
 from rftcli.rewards.scorers.spec import ScorerSpec, StartSpec
 from rftcli.runtime.engine_process import (
+    ON_A_CPU,
     OWN_COMMAND,
     UNLESS_SET,
     EngineProcess,
@@ -106,7 +106,7 @@ class JudgeServers:
 
     def _check_model(self, wire: Wire, server: Server) -> None:
         reply = wire.call(server, "GET", "/v1/models")
-        listed = [str(model["id"]) for model in reply.json().get("data", [])] if reply.status_code == 200 else []
+        listed = names_of(plain(server, "/v1/models", reply)) if reply.status_code == 200 else []
         if self.model not in listed:
             raise UsageError(f"{server.shown} serves {', '.join(listed) or 'no model'}, not {self.model}", hint="another server has taken its port")
 
@@ -197,9 +197,7 @@ def arguments(start: StartSpec, model: str, template: Path | None) -> dict[str, 
         "disable_log_stats": True,
         "uvicorn_log_level": "warning",
     }
-    if not on_gpus and start.max_model_tokens is not None:
-        found |= whole_prompts(start.max_model_tokens)
-    return found | dict(start.options)
+    return found | ({} if on_gpus else ON_A_CPU) | dict(start.options)
 
 
 def _place(path: str) -> str:

@@ -33,9 +33,14 @@ def told(error: BaseException, plan: Plan) -> RftError | None:
 
 def stage_of(error: BaseException) -> str | None:
     """The stage that the loop was in: the first in the traceback; None if there is none."""
-    names = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [str(frame.f_globals.get("__name__", "")) for frame in frames]
     if SCORING in names:  # inside collect or an evaluation
         return "score"
+    if STARTING.intersection(names):  # inside what loads models
+        return "engine"
+    if any(name.startswith("rftcli.engines") and frame.f_code.co_name == "load" for name, frame in zip(names, frames, strict=True)):
+        return "weights"
     for name in names:
         for stage, (_, rooms) in STAGES.items():
             if any(name == room or name.startswith(f"{room}.") for room in rooms):
@@ -58,7 +63,7 @@ def in_use(plan: Plan) -> str:
 def _knobs(stage: str | None, plan: Plan) -> list[str]:
     """Recipe keys that help, the cheapest first, each with its value today."""
     batch, learner = plan.batch, plan.learner
-    rows = f"lower rollout.hf.batch_rows (now {plan.rollout.batch_rows})"
+    rows = [f"lower rollout.hf.batch_rows (now {plan.rollout.batch_rows})"] if plan.rollout.own_engine is None else _knobs_of_engine(plan)
     if batch.tokens_per_micro_batch is not None:
         cut = f"lower batch.tokens_per_micro_batch (now {batch.tokens_per_micro_batch})"
     else:
@@ -74,7 +79,9 @@ def _knobs(stage: str | None, plan: Plan) -> list[str]:
         waiting = [f"set models.scorers.{name}.offload: true" for name, one in weights.items() if not one.offload and not one.sharded]
         return [*lower, *(waiting if plan.world.device == "cuda" else [])] or model or [cut]
     if stage in ("rollout", "evaluation"):
-        return [rows, f"lower rollout.max_new_tokens (now {plan.rollout.max_new_tokens})"]
+        return [*rows, f"lower rollout.max_new_tokens (now {plan.rollout.max_new_tokens})"]
+    if stage in ("engine", "weights") and plan.rollout.own_engine is not None:
+        return [*rows, *model]
     if stage == "credit":
         return [cut, *model]
     if stage == "learn":
@@ -83,6 +90,19 @@ def _knobs(stage: str | None, plan: Plan) -> list[str]:
     return model or [cut]
 
 
+def _knobs_of_engine(plan: Plan) -> list[str]:
+    """Of an engine with a model of its own; a server's memory is not this rank's."""
+    engine, key = plan.rollout.own_engine, f"rollout.{plan.rollout.engine}"
+    assert engine is not None
+    if plan.rollout.vllm is not None and plan.rollout.vllm.server is not None:
+        return []
+    share = "auto" if engine.memory_share is None else f"{engine.memory_share:g}"
+    sleeps = [f"set {key}.sleep: 1"] if engine.sleep == 0 and plan.world.device == "cuda" else []
+    return [f"lower {key}.memory_share (now {share})", f"lower {key}.max_sequences (now {engine.max_sequences})", *sleeps]
+
+
+STARTING = frozenset({"rftcli.runtime.engine_folder", "rftcli.runtime.vllm_engine", "rftcli.runtime.sglang_engine"})
+"""Modules whose frames mark that an engine starts."""
 SCORING = "rftcli.rewards.scorers.desk"
 """The module whose frames mark that models score."""
 # How to add one: the stage, what was done in words, and the modules whose frames mark it.
@@ -93,6 +113,8 @@ STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "credit": ("while log-probs were computed before the update", ("rftcli.stages.credit",)),
     "learn": ("in learn (the update)", ("rftcli.stages.learn", "rftcli.runtime.learner")),
     "checkpoint": ("while a checkpoint was written", ("rftcli.runtime.checkpoint",)),
+    "engine": ("while the engine was started", ()),
+    "weights": ("while the engine took new weights", ()),
     "load": ("while models were loaded or gathered", ("rftcli.runtime.build", "rftcli.models")),
 }
 """Stage -> (words, modules)."""

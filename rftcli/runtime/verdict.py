@@ -237,7 +237,7 @@ def first_exit_code(attempt: AttemptDir) -> int | None:
 
 
 def held_up(attempt: AttemptDir) -> bool:
-    """Did a rank leave its step because it was asked to stop and a reward function did not return?"""
+    """Did a rank leave what it did because it was asked to stop, and a reward function or a server held it up?"""
     primary = _primary(_records(attempt))
     return bool(primary) and primary[0]["type"] == HeldUpError.__name__
 

@@ -7,7 +7,9 @@ child of the first of them, sees their devices, and takes weights from each. Lea
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,20 +19,22 @@ from typing import Any
 import torch
 
 from rftcli.algo.keyed import key64
-from rftcli.engines.vllm_http import Server, Wire, is_local
+from rftcli.engines.vllm_http import Server, Wire, host_of, is_local
 from rftcli.engines.vllm_offer import EXTENSION, check, look, wait_for
 from rftcli.engines.vllm_remote import RemoteVLLMSampler
-from rftcli.engines.vllm_send import FilesPush, GroupPush, Push, SocketPush
-from rftcli.engines.vllm_settings import whole_prompts
+from rftcli.engines.vllm_send import ROOM, FilesPush, GroupPush, Push, SocketPush
 from rftcli.engines.vllm_stream import SocketWay
 from rftcli.errors import MachineError, RftError, UsageError
 from rftcli.models.load import DTYPES
-from rftcli.plan.plan import Plan
+from rftcli.plan.memory import DTYPE_BYTES
+from rftcli.plan.plan import ModelPlan, Plan
 from rftcli.plan.plan_engine import ServerPlan, VllmPlan
+from rftcli.probe.model import model_facts
 from rftcli.protocols import World
 from rftcli.runtime.agreed import agreed
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_process import (
+    ON_A_CPU,
     OWN_COMMAND,
     EngineProcess,
     devices_of_machine,
@@ -48,6 +52,8 @@ BESIDE_SECONDS = 600.0
 TOKEN_SECONDS = 0.1
 """Added to it for every token of the longest sequence: a busy engine takes longer than most for one, and nothing may finish before."""
 LEAST_FREE_SHARE = 0.01
+NO_PROGRAM = "the words that start `vllm serve`, such as `[/other/venv/bin/vllm, serve]`; leave it out for vLLM of this Python"
+STARTED = "its arguments are `rollout.vllm.options`, its memory is `rollout.vllm.memory_share`; its log says more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,26 +94,60 @@ class Engines:
         stop_all(self.processes)
 
 
-def check_servers(plan: Plan, world: World) -> None:
-    """Servers that run already are looked at before any model is loaded. Collective; the errors are those of `make_apart`."""
+def check_servers(
+    plan: Plan, world: World, told: Callable[[str], None] = lambda text: None, stop_asked: Callable[[], bool] = lambda: False
+) -> None:
+    """Servers that run already, and the folder for weights, are looked at before any model is loaded. Collective; the errors are those of
+    `make_apart`."""
     vllm = plan.rollout.vllm
-    if vllm is None or vllm.server is None or vllm.server.start is not None:
+    if vllm is None or vllm.server is None:
         return
     server = vllm.server
 
     def work() -> None:
-        if world.rank == 0:
+        if world.rank == 0 and server.folder is not None:
+            _check_folder(Path(server.folder), plan.policy)
+        command = () if server.start is None else server.start.command
+        if world.rank == 0 and command and shutil.which(command[0]) is None:
+            raise MachineError(f"rollout.vllm.server.start.command: there is no program `{command[0]}` on the first rank's machine", hint=NO_PROGRAM)
+        if world.rank == 0 and server.start is None:
             wire = Wire(timeout_seconds=server.timeout_seconds, headers=_headers(server))
             try:
                 for url in server.urls:
                     one = Server(url=url)
-                    wait_for(wire, one, server.ready_seconds)
+                    wait_for(wire, one, server.ready_seconds, told=told, stop_asked=stop_asked)
                     look(wire, one)
-                    check(one, tokens=vllm.max_model_tokens, dtype=plan.policy.dtype, checked=vllm.check_weights)
+                    check(one, tokens=vllm.max_model_tokens, dtype=plan.policy.dtype, checked=vllm.check_weights, shape=_shape(plan.policy))
             finally:
                 wire.close()
 
     agreed(world, work)
+
+
+def _check_folder(folder: Path, policy: ModelPlan) -> None:
+    """UsageError where no weights can be written there, MachineError where there is too little room for them."""
+    key = "rollout.vllm.server.folder"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="rft-"):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        hint = "a folder that this machine and the servers see"
+        raise UsageError(f"{key}: nothing can be written to {folder}: {error.strerror}", hint=hint) from error
+    needed = (policy.parameters or 0) * DTYPE_BYTES[policy.dtype]
+    if needed > free:
+        message = f"{key}: {folder} has {free / 2**20:,.0f} MiB left, the weights on their way to the servers take {needed / 2**20:,.0f} MiB"
+        raise MachineError(message, hint=ROOM)
+
+
+def _shape(policy: ModelPlan) -> dict[str, int | None]:
+    """What the files of the policy say of its widths; nothing where they cannot be read, which loading them will tell. Tokens that are added widen
+    the vocabulary later."""
+    try:
+        facts = model_facts(policy.path, policy.revision)
+    except RftError:
+        return {}
+    return {"layers": facts.layers, "hidden": facts.hidden, "vocabulary": None if policy.add_tokens else facts.vocabulary}
 
 
 def make_apart(
@@ -173,7 +213,10 @@ def _looked_at(place: Place, engines: Engines, run: str) -> list[str]:
     seconds = beside_seconds(vllm) if vllm.server is None else vllm.server.ready_seconds
     started = vllm.server is None or vllm.server.start is not None
     for server in engines.servers:
-        wait_for(engines.wire, server, seconds)
+        try:
+            wait_for(engines.wire, server, seconds)
+        except RftError as error:
+            raise type(error)(error.message, hint=error.hint or (STARTED if started else None)) from error
         told.append(look(engines.wire, server, wanted_name=served_name(run) if started else None))
         check(server, tokens=vllm.max_model_tokens, dtype=place.plan.policy.dtype, checked=vllm.check_weights)
     return told
@@ -211,21 +254,28 @@ def _way(place: Place, engines: Engines) -> Push | SocketWay | None:
             place.emit.log("vllm: weights are broadcast")
             return push
     folder = Path(server.folder) / place.attempt.run.path.name if server.folder is not None else place.attempt.path / "weights"
+    for left in (folder, *place.attempt.path.parent.glob("*/weights")):
+        shutil.rmtree(left, ignore_errors=True)  # of an attempt that was killed in a push
     place.emit.log(f"vllm: weights go through {folder}")
     return FilesPush(engines.wire, engines.servers, folder.absolute())
 
 
 def _this_host(servers: Sequence[Server]) -> str:
     """The address by which the servers reach this machine."""
-    far = next((server.url for server in servers if not is_local(server.url)), None)
+    far = next((server for server in servers if not is_local(server.url)), None)
     if far is None:
         return "127.0.0.1"
-    return _address_towards(far.split("://", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0])
+    try:
+        return _address_towards(host_of(far.url))
+    except OSError as error:
+        message = f"{far.shown}: no way of this machine leads to its host: {error.strerror or error}"
+        raise RftError(message, hint="`rollout.vllm.server.weights: files`") from error
 
 
 def _address_towards(host: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # a datagram socket sends nothing here; it only picks the way
+    kind, *_, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # a datagram socket sends nothing here; it only picks the way
         return str(probe.getsockname()[0])
 
 
@@ -299,7 +349,7 @@ def serve_words(place: Place, own: bool, run: str, number: int, more: dict[str, 
         "kv_cache_memory_bytes": vllm.cache_bytes,
         "enable_sleep_mode": True if vllm.sleep else None,
         "seed": key64("vllm server", plan.seed, place.attempt.number, number) % 2**31,
-        **(whole_prompts(vllm.max_model_tokens) if place.device.type == "cpu" else {}),
+        **(ON_A_CPU if place.device.type == "cpu" else {}),
         **more,
         **vllm.options,
     }

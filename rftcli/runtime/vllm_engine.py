@@ -14,7 +14,7 @@ import torch
 from rftcli.algo.keyed import key64
 from rftcli.engines.table import sampler_class
 from rftcli.engines.vllm_adapter import room_for
-from rftcli.engines.vllm_settings import needs_tokenizer, whole_prompts
+from rftcli.engines.vllm_settings import needs_tokenizer
 from rftcli.errors import UsageError
 from rftcli.models.load import DTYPES
 from rftcli.plan.plan import Plan
@@ -22,7 +22,7 @@ from rftcli.plan.plan_engine import VllmPlan
 from rftcli.protocols import Sampler, World
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import config_folder
-from rftcli.runtime.engine_process import UNLESS_SET
+from rftcli.runtime.engine_process import ON_A_CPU, UNLESS_SET
 from rftcli.runtime.rundir import AttemptDir
 from rftcli.runtime.vllm_apart import Place, make_apart
 
@@ -75,8 +75,12 @@ def reads(plan: Plan) -> bool:
 
 def _check_build() -> None:
     """A vLLM for GPUs would sample on one while the training is on the CPU."""
-    from vllm.platforms import current_platform
+    from rftcli.engines.vllm import cannot_be_imported
 
+    try:
+        from vllm.platforms import current_platform
+    except (ImportError, OSError) as error:
+        raise cannot_be_imported(error) from error
     if not current_platform.is_cpu():
         raise UsageError(
             "this run is on the CPU, and the vLLM that is installed is built for GPUs", hint="--gpus N instead of --ranks N, or rollout.engine: hf"
@@ -110,7 +114,7 @@ def arguments(plan: Plan, vllm: VllmPlan, world: World, device: torch.device, *,
     if vllm.lora == "adapter" and plan.policy.lora is not None:
         found |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room_for(plan.policy.lora.rank)}
     if device.type == "cpu":
-        found |= whole_prompts(vllm.max_model_tokens)
+        found |= ON_A_CPU
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         # the cache has its own size; vLLM refuses to start where less than this share is free

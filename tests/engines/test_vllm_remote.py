@@ -5,9 +5,12 @@ The server is a small one in a thread, with real HTTP and the real worker extens
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from fake_vllm import TRAINED, FakeVLLM
 from rank_threads import on_ranks
 from torch import nn
 
-from rftcli.engines.vllm_http import Server, Wire
+from rftcli.engines.vllm_http import Server, Wire, host_of, is_local
 from rftcli.engines.vllm_offer import check, look, wait_for
 from rftcli.engines.vllm_remote import RemoteVLLMSampler, read
 from rftcli.engines.vllm_send import FilesPush, GroupPush, SocketPush
@@ -310,6 +313,17 @@ def test_what_a_server_offers_is_looked_up(kit, tmp_path) -> None:
                 wire.close()
 
 
+@pytest.mark.parametrize(("device", "cuts", "free"), [("cpu", False, True), ("cpu", True, False), ("cuda", True, True)])
+def test_seeds_are_free_where_a_prompt_that_is_cut_does_not_end_the_engine(device: str, cuts: bool, free: bool) -> None:
+    with FakeVLLM(device=device, cuts_prompts=cuts) as fake:
+        wire, server = Wire(timeout_seconds=5), Server(url=fake.url)
+        try:
+            look(wire, server)
+        finally:
+            wire.close()
+    assert server.facts["free_seeds"] is free
+
+
 def test_a_server_that_runs_the_model_otherwise_is_refused() -> None:
     facts = {"max_model_len": 64, "dtype": "float32", "logprobs_mode": "processed_logprobs", "data_parallel": 1, "quantization": None}
     server = Server(url="http://h:1", facts=facts)
@@ -332,6 +346,117 @@ def test_waiting_for_a_server_ends(tmp_path) -> None:
             wait_for(wire, Server(url="http://127.0.0.1:9", last_words=lambda: "it ended with code 1"), 60)
     finally:
         wire.close()
+
+
+def talking(answers):
+    """A server, by hand: path -> (status, body), as a context that gives its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            status, body = answers.get(self.path, answers["*"])
+            self.rfile_read()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_POST = do_GET
+
+        def rfile_read(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    @contextmanager
+    def up():
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    return up()
+
+
+OK = {"/health": (200, ""), "/v1/models": (200, '{"data": [{"id": "m"}]}'), "/version": (200, "{}"), "/openapi.json": (200, "{}")}
+PAGE = (200, "<html>another program</html>")
+
+
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [
+        ({"*": PAGE}, "something else than a JSON object to /v1/models: <html>another program</html>"),
+        ({"*": (404, "none")}, r"has no /health \(status 404\)"),
+        ({"*": (401, "who are you?")}, "refuses /health with status 401: who are you"),
+        ({**OK, "/v1/models": (401, "{}"), "*": PAGE}, "refuses /v1/models with status 401"),
+        *(({**OK, "/v1/models": (200, body), "*": PAGE}, "serves no model") for body in ('{"data": null}', '{"data": []}', '{"data": ["m"]}')),
+        ({**OK, "/v1/models": (200, "[1]"), "*": PAGE}, "something else than a JSON object to /v1/models"),
+        ({**OK, "/version": PAGE, "*": PAGE}, "something else than a JSON object to /version"),
+        ({**OK, "/openapi.json": (200, '{"paths": null}'), "*": (404, "")}, "has no /collective_rpc"),
+        *(
+            ({**OK, "*": (200, body)}, "something else than its workers' results to rft_state")
+            for body in ("{}", '{"results": []}', '{"results": ["a"]}')
+        ),
+        ({**OK, "*": PAGE}, "something else than a JSON object to /collective_rpc rft_state"),
+        ({**OK, "*": (200, '{"results": [{"run": null, "version": null}]}')}, "an rftcli of another version: its workers say nothing of data_par"),
+    ],
+)  # fmt: skip
+def test_whatever_else_is_at_an_address_is_told_with_it(answers, text: str) -> None:
+    """Other programs, proxies, another rftcli: never an error of Python, and no wait for what will not change."""
+    wire = Wire(timeout_seconds=5)
+    try:
+        with talking(answers) as url, pytest.raises(RftError, match=f"vLLM server {url} .*{text}") as caught:
+            server = Server(url=url)
+            wait_for(wire, server, 60)
+            look(wire, server)
+        assert caught.value.hint
+    finally:
+        wire.close()
+
+
+def test_a_completion_that_is_no_json_is_told_by_name(kit, tmp_path) -> None:
+    with FakeVLLM() as fake, engine(kit, tmp_path, fake) as sampler:
+        sampler.load(TRAINED.items(), 1)
+        states = {"results": [{"run": "run-1", "version": 1}]}
+        with talking({"*": PAGE, "/collective_rpc": (200, json.dumps(states))}) as url:
+            sampler._servers[0].url = url
+            with pytest.raises(RftError, match=f"{url} answered something else than a JSON object to /v1/completions"):
+                list(sampler.generate([kit.make_request(0, [10], (0,))], settings()))
+
+
+def test_weights_that_cannot_be_written_are_told_with_the_folder(kit, tmp_path) -> None:
+    (tmp_path / "weights").touch()  # a file, where the folder would be
+    with FakeVLLM() as fake, engine(kit, tmp_path, fake) as sampler:
+        with pytest.raises(RftError, match=f"weights could not be written to {tmp_path / 'weights'} .*: Not a directory") as caught:
+            sampler.load(TRAINED.items(), 1)
+        assert "rollout.vllm.server.folder" in str(caught.value.hint) and sampler.version is None
+
+
+def test_who_waits_for_a_server_is_told_for_what() -> None:
+    told: list[str] = []
+    wire = Wire(timeout_seconds=1)
+    try:
+        with pytest.raises(RftError, match="not ready after"):
+            wait_for(wire, Server(url="http://127.0.0.1:9"), 0.3, key="some.key", told=told.append, tell_after_seconds=0.05)
+    finally:
+        wire.close()
+    assert len(told) == 1 and "waiting for vLLM server http://127.0.0.1:9, up to 0.3 s (`some.key`): " in told[0] and "cannot be reached" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "local"),
+    [
+        ("http://localhost:8000", "localhost", True), ("http://127.0.0.1:1", "127.0.0.1", True), ("http://[::1]:1/x", "::1", True),
+        ("http://localhost.example.org:8000", "localhost.example.org", False), ("http://127.0.0.11", "127.0.0.11", False),
+        ("http://user:word@far:8000", "far", False), ("http://[fe80::2]:8000", "fe80::2", False), ("http://[::1", "", False),
+    ],
+)  # fmt: skip
+def test_the_host_of_an_address(url: str, host: str, local: bool) -> None:
+    assert (host_of(url), is_local(url)) == (host, local)
 
 
 @pytest.mark.parametrize("reply", [{}, {"choices": []}, {"choices": [{"token_ids": None, "finish_reason": "stop"}]}])

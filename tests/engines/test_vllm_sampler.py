@@ -20,11 +20,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from rftcli.engines.separate import own_randomness
-from rftcli.engines.vllm import VLLMSampler
+from rftcli.engines.vllm import VLLMSampler, start
 from rftcli.engines.vllm_adapter import held_by, room_for, sent
 from rftcli.engines.vllm_weights import push
 from rftcli.engines.weights import Sums, bit_sum, compare, file_form, fused_name
-from rftcli.errors import RftError, UsageError
+from rftcli.errors import MachineError, RftError, UsageError
+from rftcli.runtime.vllm_engine import _check_build
 from rftcli.runtime.world import SoloWorld
 from rftcli.types import FinishReason, SamplingSettings, TokenTrace
 
@@ -396,3 +397,27 @@ def test_what_goes_on_has_other_noise_without_seeds_of_rows_too(kit) -> None:
     for partial in (*parts, *parts):
         list(sampler.generate([kit.make_request(4, [5], (0,), partial=partial)], settings()))
     assert llm.seeds[:3] == llm.seeds[3:] and len(set(llm.seeds)) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("", "Error: "),
+        ("raise ImportError('_C.so: undefined symbol: x')", "ImportError: _C.so: undefined symbol: x"),
+        ("raise OSError('libcudart.so.13')", "OSError: libcudart.so.13"),
+    ],
+    ids=["another-one", "built-for-another-torch", "a-library-is-missing"],
+)
+def test_a_vllm_that_cannot_be_imported_is_told_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str) -> None:
+    """Whatever is wrong with the package: no traceback, and no matter for the recipe."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    for work in (lambda: start("folder", {}, {}), _check_build):
+        with pytest.raises(MachineError, match="needs the package `vllm`, which cannot be imported") as caught:
+            work()
+        assert said in caught.value.message and "rftcli[vllm]" in str(caught.value.hint)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)

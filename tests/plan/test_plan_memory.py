@@ -66,7 +66,8 @@ def test_the_other_terms_in_numbers() -> None:
     assert memory.frozen_copy(1000, "bfloat16") == 2000 and memory.frozen_copy(1000, "bfloat16", bits=4, ranks=2) == 250
     assert memory.running_mean(1000, ranks=4) == 1000
     assert memory.cache_per_token(SMALL, "bfloat16") == 2 * 3 * 2 * 2 and memory.kv_cache(SMALL, "float32", sequences=5, tokens=7) == 48 * 35
-    assert memory.sampled_logits(5, 7) == 3 * 4 * 5 * 7
+    assert memory.chosen_scores(5, 7, "float32") == (4 + 16) * 5 * 7
+    assert memory.chosen_scores(5, 7, "bfloat16", filters=["top_k", "top_p"]) == (6 + 50) * 5 * 7
     assert memory.passing(SMALL, "float32", positions=5) == 4 * 5 * (16 + 30)
     assert memory.head(SMALL, "float32", positions=5) == 4 * 4 * 5 * 7 + 4 * 7 * 4
     big = Shape(parameters=1, layers=1, hidden=1, inner=1, query_width=1, key_width=1, vocabulary=150_000)

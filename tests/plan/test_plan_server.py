@@ -14,7 +14,7 @@ from rftcli.plan.show import plan_text
 
 Compiled = Callable[..., Plan]
 SMALL = {"parameters": 500_000_000, "layers": 24, "hidden": 896, "vocabulary": 151936, "key_width": 128, "max_positions": 32768}
-URLS = "rollout.vllm.server={urls: ['http://one:8000/', 'http://two:8000']}"
+URLS = "rollout.vllm.server={urls: ['http://one:8000/v1/', 'http://two:8000']}"
 
 
 def server(plan: Plan):

@@ -646,6 +646,21 @@ BREACHES = [
         "rollout.vllm.server.start.gpus",
         "names 3 GPUs, 2 servers of 2 GPUs each need 4",
     ),
+    *(
+        ("server-addresses", [f"{key}={before}'{url}'{after}"], path, text)
+        for key, before, after, path in (
+            ("rollout.vllm.server", "{urls: [", "]}", "rollout.vllm.server.urls[0]"), ("models.teacher.server", "", "", "models.teacher.server"),
+        )
+        for url, text in (
+            ("http://host:99999", "is no address: a port is a number up to 65535"),
+            ("http://host:eighty", "is no address: a port is a number up to 65535"),
+            ("http://[::1", "is no address: an IPv6 host stands in a pair of brackets"),
+            ("http://:8000", "is no address: it has no host"),
+            ("http://a b:1", "is no address: there is a blank in it"),
+            ("http://host:1?key=x", "must end with host, port or path: paths of requests are put behind it"),
+        )
+    ),
+    ("vllm-servers", ["rollout.vllm.server.urls=['http://a:1', 'http://a:1/v1']"], "rollout.vllm.server.urls", "names http://a:1/v1 twice"),
     ("vllm-apart", ["rollout.vllm={process: beside, seeds: engine}"], "rollout.vllm.seeds", "`engine` needs an engine inside the rank"),
     ("vllm-apart", ["rollout.vllm={process: beside, options: {port: 1}}"], "rollout.vllm.options.port", "`port` is not to be chosen"),
     *(

@@ -67,14 +67,69 @@ def test_stopping_ends_what_the_engine_has_started(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("code", "words"), [
     ("print('loading'); raise ValueError('no such model')", "it ended with code 1; {log} says: ValueError: no such model"),
     ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "it ended with signal SIGKILL; {log} says: nothing"),
+    (
+        "print('OSError: disk'); print('WARNING 1 Found ulimit of 2, which may cause OSError: [Errno 24]'); raise SystemExit(3)",
+        "it ended with code 3; {log} says: OSError: disk",
+    ),
+    ("import os, signal; os.kill(os.getppid(), signal.SIGKILL)", "it ended with signal SIGKILL; {log} says: nothing"),
 ])
 def test_an_engine_that_ended_says_why(tmp_path: Path, code: str, words: str) -> None:
     log = tmp_path / "log"
-    process = EngineProcess([sys.executable, "-c", code], os.environ, log, HeldPort("127.0.0.1"))
+    process = EngineProcess([sys.executable, "-c", code], {**os.environ, "TMPDIR": str(tmp_path)}, log, HeldPort("127.0.0.1"))
     until(lambda: process.last_words() is not None)
     assert process.last_words() == words.format(log=log)
     process.stop()
     assert telling_line(tmp_path / "none").startswith("nothing (")
+
+
+HOLDER = '''
+import os, pathlib, signal, subprocess, sys, time
+held = pathlib.Path(sys.argv[1])
+child = """import pathlib, signal, sys, time
+held = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (held.unlink(), sys.exit()))
+held.touch()
+time.sleep(300)"""
+subprocess.Popen([sys.executable, "-c", child, sys.argv[1]])
+while not held.exists():
+    time.sleep(0.02)
+time.sleep(0.3)
+os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+
+def test_what_an_engine_has_started_gives_back_what_it_holds(tmp_path: Path) -> None:
+    """Also where the engine itself was killed: shared memory stays on the machine otherwise."""
+    held = tmp_path / "held"
+    process = EngineProcess([sys.executable, "-c", HOLDER, str(held)], os.environ, tmp_path / "log", HeldPort("127.0.0.1"))
+    until(held.exists)
+    until(lambda: process.last_words() is not None)
+    assert (process.last_words() or "").startswith("it ended with signal SIGKILL")
+    until(lambda: not held.exists(), 3.0)
+    process.stop()
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["asked", "by-itself"])
+def test_the_folder_of_an_engine_s_sockets_ends_with_it(tmp_path: Path, killed: bool) -> None:
+    code = "import os, pathlib, time; folder = os.environ['VLLM_RPC_BASE_PATH']; pathlib.Path(folder, 'one').touch(); print(folder, flush=True)"
+    log = tmp_path / "log"
+    process = EngineProcess([sys.executable, "-c", code + ("" if killed else "; time.sleep(300)")], os.environ, log, HeldPort("127.0.0.1"))
+    until(lambda: log.read_text().endswith("\n"))
+    folder = Path(log.read_text().strip())
+    if killed:
+        until(lambda: process.last_words() is not None)
+    else:
+        assert (folder / "one").exists()
+    process.stop()
+    assert not folder.exists()
+
+
+def test_a_command_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = EngineProcess(["/nowhere/vllm", "serve"], environ, tmp_path / "log", HeldPort("127.0.0.1"))
+    until(lambda: process.last_words() is not None)
+    process.stop()
+    assert process.no_program and not list(tmp_path.glob("rft-engine-*"))
 
 
 def test_a_port_is_kept_for_the_server_alone() -> None:

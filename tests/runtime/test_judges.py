@@ -206,7 +206,8 @@ def test_what_a_server_is_started_with(tmp_path: Path) -> None:
         "max_num_seqs": 64, "quantization": "awq", "chat_template": str(tmp_path / "t.jinja"),
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
-    assert str(found["tokenizer"]).endswith("builtin/quickstart")
+    assert str(found["tokenizer"]).endswith("builtin/quickstart") and "enable_chunked_prefill" not in found
+    assert arguments(replace(spec.start, gpus=()), "name", None)["enable_chunked_prefill"] is False
 
 
 def test_servers_see_their_own_gpus_and_the_template(attempt: AttemptDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +106,44 @@ def test_the_stage_and_what_helps(stage: str, words: str, knobs: list[str]) -> N
     assert isinstance(error, RftError) and error.message.startswith("out of memory") and words in error.message
     assert "GiB in memory" in error.message and "can't allocate memory" in error.message
     assert error.hint is not None and not [knob for knob in knobs if knob not in error.hint]
+
+
+class Hungry:
+    """Whatever is asked of it takes more memory than there is."""
+
+    def __getattr__(self, name: str) -> Any:
+        return allocate()
+
+
+def engine_fails(stage: str) -> BaseException:
+    from rftcli.engines.vllm import VLLMSampler
+    from rftcli.runtime.engine_folder import config_folder
+
+    hungry: Any = Hungry()
+    with pytest.raises(RuntimeError) as caught:
+        if stage == "engine":
+            config_folder(hungry, None, "float32")
+        else:
+            own: Any = {"world": SoloWorld(), "seeded": True, "dtype": torch.float32, "device": torch.device("cpu")}
+            tokenizer: Any = SimpleNamespace(decode=str)
+            VLLMSampler(hungry, lambda **_: None, (), torch.nn.Linear(1, 1), tokenizer, (0,), **own).load([("weight", torch.ones(1, 1))], 1)
+    return caught.value
+
+
+@pytest.mark.parametrize(("stage", "words"), [("engine", "while the engine was started"), ("weights", "while the engine took new weights")])
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_an_engine_that_has_no_room_is_told_with_its_own_keys(stage: str, words: str, name: str) -> None:
+    plan = plan_of(f"rollout.engine={name}", f"rollout.{name}.max_sequences=24")
+    error = told(engine_fails(stage), plan)
+    assert error is not None and words in error.message
+    assert f"lower rollout.{name}.max_sequences (now 24)" in str(error.hint) and f"rollout.{name}.memory_share (now auto)" in str(error.hint)
+    in_rollout = told(failure("rollout", plan_of()), plan)
+    assert in_rollout is not None and f"rollout.{name}.max_sequences" in str(in_rollout.hint) and "rollout.hf" not in str(in_rollout.hint)
+
+
+def test_a_server_s_memory_is_not_the_rank_s() -> None:
+    error = told(failure("rollout", plan_of()), plan_of("rollout.vllm.server={urls: ['http://h:1']}"))
+    assert error is not None and error.hint == "lower rollout.max_new_tokens (now 1024)"
 
 
 def test_only_keys_that_can_still_help_are_named() -> None:

@@ -17,12 +17,13 @@ from fake_vllm import TRAINED, FakeVLLM
 from rank_threads import ends_on_ranks, on_ranks
 from torch import nn
 
-from rftcli.errors import MachineError, RftError, UsageError
+from rftcli.errors import HeldUpError, MachineError, RftError, UsageError
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan
 from rftcli.recipe.load import load_text
 from rftcli.runtime import vllm_engine
+from rftcli.runtime.engine_folder import config_folder
 from rftcli.runtime.rundir import RunDir
 from rftcli.runtime.vllm_apart import Place, check_servers, make_apart, serve_words
 from rftcli.runtime.world import SoloWorld
@@ -99,6 +100,22 @@ def test_servers_that_run_already_serve_all_ranks_and_get_weights_from_one(made,
     assert any(how in line for line in made.logged) and not (made.attempt.path / "weights").exists()
 
 
+@pytest.mark.parametrize("folder", [None, "shared"])
+def test_weights_that_a_killed_attempt_left_are_removed(made, tmp_path, folder: str | None) -> None:
+    """They are as large as the model, and nobody reads them any more."""
+    shared = "" if folder is None else f", folder: '{tmp_path / folder}'"
+    place = made.attempt.path.parent / "7" / "weights" if folder is None else tmp_path / folder / made.attempt.run.path.name
+    left = place / ".version_000003" / "weights_00000.safetensors"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"x")
+    with FakeVLLM(max_model_len=4096) as one:
+        sampler = made(plan_of(f"rollout.vllm.server={{urls: ['{one.url}'], weights: files{shared}}}"), SoloWorld())
+        assert not left.exists()
+        sampler.load(TRAINED.items(), 5)
+        sampler.close()
+    assert not place.exists()
+
+
 @pytest.mark.parametrize("start", ["server: {start: {servers: 2, command: COMMAND}}", "process: beside"])
 def test_engines_of_the_run_are_started_found_and_ended(made, start: str, monkeypatch) -> None:
     plan = plan_of(f"rollout.vllm={{{start.replace('COMMAND', json.dumps(COMMAND))}, check_weights: true}}", ranks=2)
@@ -149,18 +166,69 @@ def test_all_ranks_hear_of_a_server_that_does_not_start(made) -> None:
     ends = ends_on_ranks(2, lambda world: made(plan, world, "broken"))
     for end in ends:
         assert isinstance(end, RftError)
+        assert "`rollout.vllm.options`" in str(end.hint)
         assert "did not start: it ended with code 1" in end.message and "vllm_0.log says: ValueError: this model is broken" in end.message
 
 
-def test_a_server_is_looked_at_before_models_are_loaded(made) -> None:
+def test_a_server_is_looked_at_before_models_are_loaded(tmp_path) -> None:
     with FakeVLLM(max_model_len=50) as fake:
         plan = plan_of(f"rollout.vllm.server={{urls: ['{fake.url}']}}", ranks=2)
         for end in ends_on_ranks(2, lambda world: check_servers(plan, world)):
             assert isinstance(end, UsageError) and "takes 50 tokens, the longest prompt and completion have 60" in end.message
+    own = {"num_hidden_layers": 2, "hidden_size": 128, "vocab_size": 262}
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(own))
+    (folder / "pytorch_model.bin").touch()
+    for key, name, other in (("num_hidden_layers", "layers", 3), ("hidden_size", "hidden", 64), ("vocab_size", "vocabulary", 300), ("", "", 0)):
+        with FakeVLLM(max_model_len=60, config=own | ({key: other} if key else {})) as fake:
+            plan = plan_of(f"rollout.vllm.server={{urls: ['{fake.url}']}}")
+            plan = replace(plan, policy=replace(plan.policy, path=str(folder)))
+            if not key:
+                check_servers(plan, SoloWorld())
+                continue
+            with pytest.raises(UsageError, match=rf"has another model than the policy \(fake\): {name} {other}, not {own[key]}"):
+                check_servers(plan, SoloWorld())
+            if key == "vocab_size":  # tokens that are added widen it
+                check_servers(replace(plan, policy=replace(plan.policy, add_tokens=("<x>",))), SoloWorld())
     plan = plan_of("rollout.vllm.server={urls: ['http://127.0.0.1:9'], headers_env: {Authorization: NOT_SET_ANYWHERE}}")
     with pytest.raises(MachineError, match="`NOT_SET_ANYWHERE` is not set"):
         check_servers(plan, SoloWorld())
     check_servers(plan_of(), SoloWorld())
+
+
+def test_who_waits_for_a_server_stops_when_asked_to() -> None:
+    """No step would come for the run to stop after."""
+    plan = plan_of("rollout.vllm.server={urls: ['http://127.0.0.1:9'], ready_seconds: 600}", ranks=2)
+    for end in ends_on_ranks(2, lambda world: check_servers(plan, world, stop_asked=lambda: True)):
+        assert isinstance(end, HeldUpError) and "asked to stop while vLLM server http://127.0.0.1:9 was waited for" in end.message
+
+
+def test_a_command_that_is_not_there_is_told_before_models_are_loaded() -> None:
+    plan = plan_of("rollout.vllm.server={start: {command: [no-such-vllm, serve]}}", ranks=2)
+    for end in ends_on_ranks(2, lambda world: check_servers(plan, world)):
+        assert isinstance(end, MachineError) and "rollout.vllm.server.start.command: there is no program `no-such-vllm`" in end.message
+
+
+def test_a_folder_for_caches_that_cannot_be_written_is_told(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(MachineError, match=r"the engine's configuration cannot be written to .*: Not a directory") as caught:
+        config_folder(SimpleNamespace(), None, "float32")
+    assert "XDG_CACHE_HOME" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("where", ["urls: ['http://127.0.0.1:9']", "start: {}"])
+def test_the_folder_for_weights_is_looked_at_before_models_are_loaded(tmp_path, where: str) -> None:
+    (tmp_path / "file").touch()
+    plan = plan_of(f"rollout.vllm.server={{{where}, weights: files, folder: '{tmp_path / 'file' / 'x'}'}}", ranks=2)
+    for end in ends_on_ranks(2, lambda world: check_servers(plan, world)):
+        assert isinstance(end, UsageError) and "rollout.vllm.server.folder: nothing can be written to" in end.message
+    plan = plan_of(f"rollout.vllm.server={{{where}, weights: files, folder: '{tmp_path / 'new'}'}}")
+    plan = replace(plan, policy=replace(plan.policy, parameters=10**15))
+    with pytest.raises(MachineError, match=r"MiB left, the weights on their way to the servers take 3,814,697,266 MiB"):
+        check_servers(plan, SoloWorld())
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_where_no_broadcast_is_possible_auto_goes_by_files_and_nccl_is_refused(made) -> None:
@@ -182,9 +250,11 @@ def test_what_an_engine_is_started_with(tmp_path) -> None:
     words = serve_words(place, True, "0123456789abcdef", 0, {"gpu_memory_utilization": 0.5})
     text = " ".join(words)
     for piece in ("f --served-model-name rft-0123456789ab", "--load-format dummy", "--max-num-seqs 24", "--enforce-eager", "--block-size 32",
-                  "--gpu-memory-utilization 0.5", "--generation-config vllm", "--kv-cache-memory-bytes", "--no-enable-chunked-prefill",
-                  "--max-num-batched-tokens 4096"):  # fmt: skip
+                  "--gpu-memory-utilization 0.5", "--generation-config vllm", "--kv-cache-memory-bytes", "--no-enable-chunked-prefill"):  # fmt: skip
         assert piece in text
+    assert "--no-enable-chunked-prefill" in text
+    place = replace(place, device=torch.device("cuda"))
+    assert "chunked-prefill" not in " ".join(serve_words(place, True, "0123456789abcdef", 0, {}))
     assert "--enable-sleep-mode" not in text and "--graphs-up-to" not in text and "--trust-remote-code" not in text
     vllm = replace(place.vllm, graphs=True, sleep=1, max_sequences=1000)
     wide = replace(place, plan=replace(plan, rollout=replace(plan.rollout, vllm=vllm)))

@@ -15,11 +15,11 @@ from engine_contract import Kit
 from rftcli.builtin import builtin_path
 from rftcli.engines.vllm import VLLMSampler, start
 from rftcli.engines.vllm_decode import quicken
-from rftcli.engines.vllm_settings import whole_prompts
 from rftcli.engines.vllm_weights import held_by
 from rftcli.errors import RftError
 from rftcli.models.load import load_causal_lm, load_tokenizer
 from rftcli.runtime.engine_folder import config_folder
+from rftcli.runtime.engine_process import ON_A_CPU
 from rftcli.runtime.vllm_engine import ALWAYS, UNLESS_SET
 from rftcli.runtime.world import SoloWorld
 from rftcli.types import FinishReason, Prompt, Request, SamplingSettings
@@ -37,10 +37,10 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     tokenizer = load_tokenizer(path)
     if not dist.is_initialized():  # another file of tests may have had an engine in this process
         dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('meet') / 'file'}", rank=0, world_size=1)
-    arguments = whole_prompts(128) | {
+    arguments = {
         "load_format": "dummy", "dtype": "float32", "distributed_executor_backend": "external_launcher", "enforce_eager": True,
         "kv_cache_memory_bytes": 64 * 2**20, "max_model_len": 128, "max_num_seqs": 64, "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm", "enable_prefix_caching": True, "max_num_batched_tokens": 128,
+        "generation_config": "vllm", "enable_prefix_caching": True, "max_num_batched_tokens": 128, **ON_A_CPU,
     }  # fmt: skip
     llm, params, fields, free = start(str(config_folder(model, tokenizer, "float32")), arguments, {})
     assert free, "a CPU draws with a seed a row at no cost"
@@ -61,6 +61,13 @@ def test_it_refuses_to_sample_before_the_first_push(kit: SimpleNamespace) -> Non
 @pytest.mark.parametrize("check", engine_contract.CHECKS, ids=lambda check: check.__name__)
 def test_the_contract(kit: SimpleNamespace, check: Callable[[Kit], None]) -> None:
     check(kit.contract)
+
+
+def test_more_prompts_than_one_pass_holds_are_sampled_with_seeds(kit: SimpleNamespace) -> None:
+    """A prompt that is cut between two passes would end vLLM's CPU build: its request has a seed."""
+    prompts = [Prompt(draw=draw, row=0, row_id="t:0", source="t", label="l", text="", token_ids=(1, *range(10, 60), draw + 60)) for draw in range(40)]
+    made = list(kit.sampler.generate([Request(prompt=one, samples=(0,)) for one in prompts], SamplingSettings(max_new_tokens=4, seed=0)))
+    assert len(made) == 40 and all(one.trace.ids for one in made)
 
 
 def test_new_weights_arrive_whole_and_change_the_samples(kit: SimpleNamespace) -> None:
@@ -87,16 +94,6 @@ def test_steps_inside_a_block_sample_what_vllms_own_scheduler_samples(kit: Simpl
     finally:
         room.use()
     assert 0 < asked < sum(map(len, quick))
-
-
-def test_more_prompts_than_a_step_can_compute_with_seeds_of_their_own(kit: SimpleNamespace) -> None:
-    """Some would be cut in two, and vLLM then turns the generator of a seed back, which a CPU's cannot."""
-    kit.sampler.load(kit.contract.weights(), 1)
-    ids = [tuple((7 * draw + place) % 200 + 20 for place in range(50)) for draw in range(6)]
-    prompts = [Prompt(draw=draw, row=draw, row_id=str(draw), source="s", label="l", text="", token_ids=one) for draw, one in enumerate(ids)]
-    settings = SamplingSettings(max_new_tokens=4, seed=1, ignore_eos=True)
-    made = list(kit.sampler.generate([Request(prompt=prompt, samples=(0, 1)) for prompt in prompts], settings))
-    assert [len(one.trace.ids) for one in made] == [4] * 12
 
 
 def test_a_stale_weight_is_found(kit: SimpleNamespace) -> None:
