@@ -253,7 +253,7 @@ def _way(place: Place, engines: Engines) -> Push | SocketWay | None:
         else:
             place.emit.log("vllm: weights are broadcast")
             return push
-    folder = Path(server.folder) / place.attempt.run.path.name if server.folder is not None else place.attempt.path / "weights"
+    folder = place.attempt.path / "weights" if server.folder is None else shared_folder(Path(server.folder), place.attempt.run.path)
     for left in (folder, *place.attempt.path.parent.glob("*/weights")):
         shutil.rmtree(left, ignore_errors=True)  # of an attempt that was killed in a push
     place.emit.log(f"vllm: weights go through {folder}")
@@ -285,6 +285,11 @@ def _headers(server: ServerPlan) -> dict[str, str]:
         message = f"rollout.vllm.server.headers_env: the environment variable `{missing[0]}` is not set on the ranks"
         raise MachineError(message, hint=f"export {missing[0]}=... before the run")
     return {header: os.environ[name] for header, name in server.headers_env.items()}
+
+
+def shared_folder(folder: Path, run: Path) -> Path:
+    """A run's own place in a folder that several may have: the same for its attempts, another for a run of the same name elsewhere."""
+    return folder / f"{run.name}-{key64('weights folder', str(run.absolute())):016x}"
 
 
 def served_name(run: str) -> str:

@@ -25,7 +25,7 @@ from rftcli.recipe.load import load_text
 from rftcli.runtime import vllm_engine
 from rftcli.runtime.engine_folder import config_folder
 from rftcli.runtime.rundir import RunDir
-from rftcli.runtime.vllm_apart import Place, check_servers, make_apart, serve_words
+from rftcli.runtime.vllm_apart import Place, check_servers, make_apart, serve_words, shared_folder
 from rftcli.runtime.world import SoloWorld
 from rftcli.types import Prompt, Request, SamplingSettings
 
@@ -104,7 +104,7 @@ def test_servers_that_run_already_serve_all_ranks_and_get_weights_from_one(made,
 def test_weights_that_a_killed_attempt_left_are_removed(made, tmp_path, folder: str | None) -> None:
     """They are as large as the model, and nobody reads them any more."""
     shared = "" if folder is None else f", folder: '{tmp_path / folder}'"
-    place = made.attempt.path.parent / "7" / "weights" if folder is None else tmp_path / folder / made.attempt.run.path.name
+    place = made.attempt.path.parent / "7" / "weights" if folder is None else shared_folder(tmp_path / folder, made.attempt.run.path)
     left = place / ".version_000003" / "weights_00000.safetensors"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"x")
@@ -242,6 +242,11 @@ def test_where_no_broadcast_is_possible_auto_goes_by_files_and_nccl_is_refused(m
             made(plan, SoloWorld(), device="cuda")
         with pytest.raises(UsageError, match="needs GPUs on both sides, or on neither"):
             made(plan, SoloWorld())
+
+
+def test_runs_of_one_name_do_not_share_a_place_in_a_folder(tmp_path) -> None:
+    places = [shared_folder(tmp_path / "weights", tmp_path / parent / "run") for parent in ("a", "b", "a")]
+    assert places[0] == places[2] != places[1] and {place.parent for place in places} == {tmp_path / "weights"}
 
 
 def test_what_an_engine_is_started_with(tmp_path) -> None:
