@@ -7,6 +7,7 @@ refused with the command that starts a right one. No torch.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from rftcli.engines.vllm_http import Server, Wire, answers
 from rftcli.errors import RftError, UsageError
@@ -14,14 +15,17 @@ from rftcli.errors import RftError, UsageError
 EXTENSION = "rftcli.engines.vllm_worker.RftWorker"
 PAUSE_SECONDS = 0.5
 HOW = (
-    f"start it with `VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls {EXTENSION} --logprobs-mode processed_logprobs "
-    "--generation-config vllm`, in an environment that has rftcli; or leave it to `rollout.vllm.server.start`"
+    f"start it with `VLLM_SERVER_DEV_MODE=1 python -m rftcli.engines.vllm_serve MODEL --worker-extension-cls {EXTENSION} "
+    "--logprobs-mode processed_logprobs --generation-config vllm`, in an environment that has rftcli; or leave it to `rollout.vllm.server.start`"
 )
 """The way to start a server by hand."""
 
 
-def wait_for(wire: Wire, server: Server, seconds: float, key: str = "rollout.vllm.server.ready_seconds") -> None:
-    """Until it is healthy. RftError after `seconds`, which the recipe has at `key`, or at once where `last_words` says that it is gone."""
+def wait_for(
+    wire: Wire, server: Server, seconds: float, key: str = "rollout.vllm.server.ready_seconds", say: Callable[[str], None] | None = None
+) -> None:
+    """Until it is healthy. RftError after `seconds`, which the recipe has at `key`, or at once where `last_words` says that it is gone. `say`: told
+    once why there is anything to wait for."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -34,8 +38,12 @@ def wait_for(wire: Wire, server: Server, seconds: float, key: str = "rollout.vll
         words = server.last_words()
         if words is not None:
             raise RftError(f"{server.shown} did not start: {words}")
+        if say is not None:
+            say(f"waiting for {server.shown}, {seconds:g} s at most (`{key}`): {problem}")
+            say = None
         if time.monotonic() > end:
-            raise RftError(f"{server.shown} is not ready after {seconds:g} s: {problem}", hint=f"a longer `{key}`")
+            hint = f"is a server running at that address? One that needs more time to start: a longer `{key}`"
+            raise RftError(f"{server.shown} is not ready after {seconds:g} s: {problem}", hint=hint)
         time.sleep(PAUSE_SECONDS)
 
 

@@ -299,7 +299,7 @@ def build(
     if plan.rollout.vllm is not None:
         from rftcli.runtime.vllm_apart import check_servers
 
-        check_servers(plan, world)
+        check_servers(plan, world, emit.log)
     servers = begin_servers(plan, world, attempt, device)
     estimator = None if plan.advantage.python is None else load_estimator(plan.advantage.python, plan.advantage.options, paths)
     builder = PromptBuilder(tokenizer, plan.data.chat, plan.data.max_prompt_tokens, plan.data.overlong_prompt, paths)

@@ -88,7 +88,7 @@ class Engines:
         stop_all(self.processes)
 
 
-def check_servers(plan: Plan, world: World) -> None:
+def check_servers(plan: Plan, world: World, say: Callable[[str], None] | None = None) -> None:
     """Servers that run already are looked at before any model is loaded. Collective; the errors are those of `make_apart`."""
     vllm = plan.rollout.vllm
     if vllm is None or vllm.server is None or vllm.server.start is not None:
@@ -101,7 +101,7 @@ def check_servers(plan: Plan, world: World) -> None:
             try:
                 for url in server.urls:
                     one = Server(url=url)
-                    wait_for(wire, one, server.ready_seconds)
+                    wait_for(wire, one, server.ready_seconds, say=say)
                     look(wire, one)
                     check(one, tokens=vllm.max_model_tokens, dtype=plan.policy.dtype, checked=vllm.check_weights)
             finally:
