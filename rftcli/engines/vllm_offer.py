@@ -23,8 +23,8 @@ NO_PLACE = (404, 405, 410)
 FACTS = frozenset({"run", "version", "device", "dtype", "max_model_len", "logprobs_mode", "quantization", "data_parallel", "free_seeds", "shape"})
 """What a worker says of itself (`RftWorker.rft_state`), as far as this side reads it."""
 HOW = (
-    f"start it with `VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls {EXTENSION} --logprobs-mode processed_logprobs "
-    "--generation-config vllm`, in an environment that has rftcli; or leave it to `rollout.vllm.server.start`"
+    f"start it with `VLLM_SERVER_DEV_MODE=1 python -m rftcli.engines.vllm_serve MODEL --worker-extension-cls {EXTENSION} "
+    "--logprobs-mode processed_logprobs --generation-config vllm`, in an environment that has rftcli; or leave it to `rollout.vllm.server.start`"
 )
 """The way to start a server by hand."""
 
@@ -59,7 +59,8 @@ def wait_for(
             tell_at = float("inf")
             told(f"waiting for {server.shown}, up to {seconds:g} s (`{key}`): {problem}")
         if time.monotonic() > end:
-            raise RftError(f"{server.shown} is not ready after {seconds:g} s: {problem}", hint=f"a longer `{key}`")
+            hint = f"is a server running at that address? One that needs more time to start: a longer `{key}`"
+            raise RftError(f"{server.shown} is not ready after {seconds:g} s: {problem}", hint=hint)
         time.sleep(PAUSE_SECONDS)
 
 

@@ -1,6 +1,6 @@
 """What a vLLM server needs to take weights: a class that vLLM mixes into its workers.
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls rftcli.engines.vllm_worker.RftWorker
+    VLLM_SERVER_DEV_MODE=1 python -m rftcli.engines.vllm_serve MODEL --worker-extension-cls rftcli.engines.vllm_worker.RftWorker
 
 Its methods are called by name through the server's `/collective_rpc`, with JSON as text (nothing else passes there) and plain data back. An error is
 an answer, so that its text reaches the trainer. It is imported in the server's process, where nothing else of this package is. Leaves out sampling.

@@ -213,9 +213,8 @@ def _with_memory(
     whole_device = machine.gpu_memory_gib * memory.GIB - (SECOND_CONTEXT_BYTES if second else 0)
     division = engine_memory.divide(whole_device, state, working, wanted, share=share, sleeps=sleeps)
     if not division.fits:
-        fewer = f"more ranks or a higher ZeRO stage, shorter completions, fewer `rollout.{name}.max_sequences`, `sleep: 1`, `tensor_parallel`"
         least, most = math.ceil(100 * division.least) / 100, math.floor(100 * division.most) / 100
-        helps = f"a share from {least:.2f} to {most:.2f}, or `auto`" if share is not None and least <= most else fewer
+        helps = f"a share from {least:.2f} to {most:.2f}, or `auto`" if share is not None and least <= most else _ways(name, recipe, world)
         path = f"rollout.{name}.memory_share" if share is not None else "rollout.engine"
         problems.append(PlanProblem(path=path, message=f"the engine does not fit beside the training: {division.text}", hint=helps))
     level = section.sleep if section.sleep != "auto" else _level(division.sleeps, wanted, world, facts)
@@ -223,6 +222,21 @@ def _with_memory(
         notes.append(f"rollout.{name}.sleep {level}: {division.text}")
     vllm = replace(vllm, cache_tokens=int(division.cache / wanted.cache_per_token))
     return replace(vllm, cache_bytes=max(1, int(division.cache)), memory_share=round(division.share, 3), sleep=level, memory=division.text)
+
+
+def _ways(name: str, recipe: Recipe, world: WorldPlan) -> str:
+    """The keys that make room for the engine and are not set so already."""
+    section, several = getattr(recipe.rollout, name), world.ranks > 1
+    ways = [
+        *([f"`rollout.{name}.memory_share: auto`"] if section.memory_share != "auto" else []),
+        *([f"`rollout.{name}.sleep: 1`"] if section.sleep == 0 else []),
+        "more ranks" + " or a higher ZeRO stage" * several,
+        *(["`train.offload.optimizer: cpu`"] if recipe.train.offload.optimizer == "none" else []),
+        *(["`models.policy.lora: {}`"] if recipe.models.policy.lora is None else []),
+        f"shorter completions, fewer `rollout.{name}.max_sequences`",
+        *([f"`rollout.{name}.tensor_parallel`"] if several else []),
+    ]
+    return ", ".join(ways)
 
 
 def wanted_engine(name: str, recipe: Recipe, facts: Facts, world: WorldPlan, policy: ModelPlan) -> engine_memory.Engine:

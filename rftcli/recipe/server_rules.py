@@ -46,8 +46,14 @@ def started_gpus(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     if len(set(start.gpus)) != len(start.gpus):
         yield Finding(path=path, message="names a GPU twice")
     elif len(start.gpus) != needed:
-        what = f"{start.servers} servers of {section.tensor_parallel} GPUs each"
-        yield Finding(path=path, message=f"names {len(start.gpus)} GPUs, {what} need {needed}", reads=reads)
+        each, named = section.tensor_parallel, len(start.gpus)
+        what = f"{_many(start.servers, 'server')} of {_many(each, 'GPU')}{' each' if start.servers > 1 else ''}"
+        hint = f"`servers: {named // each}`, or name {needed}" if named % each == 0 else f"name {needed}"
+        yield Finding(path=path, message=f"names {_many(named, 'GPU')}, {what} need{'s' * (start.servers == 1)} {needed}", hint=hint, reads=reads)
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def apart_from_the_ranks(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:

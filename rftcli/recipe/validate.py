@@ -104,6 +104,8 @@ def _words(item: AnyMapping[str, Any], shown: str) -> tuple[str, str | None]:
     if kind == "string_too_short":
         return "must not be empty", None
     if kind == "string_pattern_mismatch":
+        if "https?" in limits["pattern"]:
+            return f"must be an address that starts with `http://` or `https://`, got {shown}", None
         if ":" in limits["pattern"]:
             return f"must look like `module.path:function`, got {shown}", None
         without = "`/`" if shown.isprintable() else "control characters"

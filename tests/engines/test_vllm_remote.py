@@ -340,8 +340,12 @@ def test_a_server_that_runs_the_model_otherwise_is_refused() -> None:
 def test_waiting_for_a_server_ends(tmp_path) -> None:
     wire = Wire(timeout_seconds=1)
     try:
-        with pytest.raises(RftError, match=r"not ready after 0\.2 s"):
-            wait_for(wire, Server(url="http://127.0.0.1:9"), 0.2)
+        said: list[str] = []
+        with pytest.raises(RftError, match=r"not ready after 0\.2 s") as caught:
+            wait_for(wire, Server(url="http://127.0.0.1:9"), 0.2, told=said.append, tell_after_seconds=0.0)
+        assert str(caught.value.hint).startswith("is a server running at that address?")
+        (line,) = said
+        assert line.startswith("waiting for vLLM server http://127.0.0.1:9, up to 0.2 s") and "cannot be reached" in line
         with pytest.raises(RftError, match="did not start: it ended with code 1"):
             wait_for(wire, Server(url="http://127.0.0.1:9", last_words=lambda: "it ended with code 1"), 60)
     finally:

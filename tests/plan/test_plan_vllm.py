@@ -92,6 +92,21 @@ def test_what_cannot_fit_is_refused_with_the_sum(compiled: Compiled, with_vllm: 
     assert "rollout.vllm.memory_share" in refused(compiled, "rollout.vllm.memory_share=0.9", machine=with_vllm, ranks=8, **SEVEN)
 
 
+def test_ways_out_are_those_that_are_open(compiled: Compiled, with_vllm: MachineFacts) -> None:
+    def hint(*sets: str, ranks: int) -> str:
+        with pytest.raises(CompileError) as caught:
+            compiled(*sets, machine=with_vllm, ranks=ranks, **SEVEN)
+        return " ".join(str(problem.hint) for problem in caught.value.problems)
+
+    alone = hint("rollout.engine=vllm", ranks=1)
+    assert "train.offload.optimizer: cpu" in alone and "models.policy.lora" in alone
+    assert "sleep" not in alone and "ZeRO" not in alone and "tensor_parallel" not in alone
+    share = hint("rollout.vllm.memory_share=0.9", "rollout.vllm.sleep=0", ranks=8)
+    assert share == "a share from 0.21 to 0.67, or `auto`"
+    awake = hint("rollout.engine=vllm", "rollout.vllm.sleep=0", ranks=1)
+    assert awake.startswith("`rollout.vllm.sleep: 1`, more ranks, `train.offload.optimizer: cpu`")
+
+
 def test_auto_takes_the_other_engine_where_vllm_does_not_fit(compiled: Compiled, with_vllm: MachineFacts) -> None:
     plan = compiled(machine=with_vllm, ranks=1, **SEVEN)
     assert plan.rollout.engine == "hf" and plan.rollout.vllm is None

@@ -305,6 +305,12 @@ def test_listed_values_are_refused_as_not_yet_supported(full: str, problems_of: 
             assert problem.allowed == tuple(str(item) for item in kind.choices)
 
 
+def test_an_address_without_http(full: str, problems_of: Problems) -> None:
+    (problem,) = problems_of(full, sets=["rollout.vllm.server={urls: ['localhost:8000']}"])
+    assert problem.path == "rollout.vllm.server.urls[0]"
+    assert problem.message == "must be an address that starts with `http://` or `https://`, got `localhost:8000`"
+
+
 def test_ways_to_combine(full: str, problems_of: Problems) -> None:
     combine = load_text(full, sets=["rewards.math.combine={python: m:f}"], env={}).recipe.rewards["math"].combine
     assert not isinstance(combine, str) and (combine.python, combine.options) == ("m:f", {"scale": 2})

@@ -661,6 +661,12 @@ BREACHES = [
         )
     ),
     ("vllm-servers", ["rollout.vllm.server.urls=['http://a:1', 'http://a:1/v1']"], "rollout.vllm.server.urls", "names http://a:1/v1 twice"),
+    (
+        "vllm-server-gpus",
+        ["rollout.vllm.server.start={gpus: [6, 7], servers: 1}"],
+        "rollout.vllm.server.start.gpus",
+        "names 2 GPUs, 1 server of 1 GPU needs 1",
+    ),
     ("vllm-apart", ["rollout.vllm={process: beside, seeds: engine}"], "rollout.vllm.seeds", "`engine` needs an engine inside the rank"),
     ("vllm-apart", ["rollout.vllm={process: beside, options: {port: 1}}"], "rollout.vllm.options.port", "`port` is not to be chosen"),
     *(
