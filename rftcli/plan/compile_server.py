@@ -15,6 +15,8 @@ from rftcli.plan.plan_engine import ServerPlan, StartPlan, VllmPlan
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
+HOST_BOUND_PARAMETERS = 2e9
+"""Up to about here a decode step of many sequences takes the host longer than the GPU."""
 SERVER_SHARE = 0.9
 """Of its GPUs' memory for a server that the run starts: it has them alone."""
 CPU_CACHE_SHARE = 0.25
@@ -115,12 +117,15 @@ def _check_gpus(start: StartPlan, recipe: Recipe, facts: Facts, world: WorldPlan
         problems.append(PlanProblem(path=path, message=message))
 
 
-def process_note(recipe: Recipe) -> str | None:
-    """Why the engine is where it is, if nobody said."""
+def process_note(recipe: Recipe, parameters: int | None, device: str) -> str | None:
+    """Why the engine is where it is, if nobody said. On a CPU and with a larger model nothing speaks for `beside`."""
     section = recipe.rollout.vllm
     if section.server is not None or section.process != "auto":
         return None
+    inside = "rollout.vllm.process inside: weights are written in place"
+    if device == "cpu" or (parameters is not None and parameters > HOST_BOUND_PARAMETERS):
+        return inside
     return (
-        "rollout.vllm.process inside: weights are written in place; `beside` may sample faster with small models on a GPU, whose host is what they "
-        "wait for, and takes longer for new weights: measure it before you choose it"
+        f"{inside}; `beside` may sample long answers faster with small models on a GPU, whose host is what they wait for, and takes longer for new "
+        "weights and short answers: measure it before you choose it"
     )
