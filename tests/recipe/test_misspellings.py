@@ -11,7 +11,7 @@ from rftcli.recipe.explain import explain
 from rftcli.recipe.kinds import fields_of, key_table, keys, pattern_of
 from rftcli.recipe.layers import shipped_recipes
 from rftcli.recipe.load import load_text
-from rftcli.recipe.names import closest, did_you_mean, similarity, suggest_key
+from rftcli.recipe.names import OTHER_NAMES, closest, did_you_mean, similarity, suggest_key
 from rftcli.recipe.not_yet import key_reason
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.problems import Place, Problem, Source
@@ -215,3 +215,10 @@ def test_hints_name_topics_that_exist(problems_of: Problems, minimal: str) -> No
     assert [item.hint for item in found] == [f"`rft explain rewards.LABEL.parts{end}`" for end in (".options", "", "")]
     for item in found:
         assert explain(str(item.hint).split("`")[1].removeprefix("rft explain ")).startswith("rewards.LABEL.parts")
+
+
+@pytest.mark.parametrize(("name", "patterns"), OTHER_NAMES.items())
+def test_names_of_other_tools_lead_to_keys_that_there_are(name: str, patterns: tuple[str, ...]) -> None:
+    there = {key.pattern for key in keys()}
+    assert patterns and set(patterns) <= there
+    assert name not in there
