@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.codec import to_data
+from rftcli.events import gap
 from rftcli.rewards.scorers.files import fingerprint
 from rftcli.rewards.scorers.spec import ScorerSpec
 from rftcli.rewards.scorers.verdict import Verdict
@@ -42,7 +43,7 @@ class Cache:
         self._known: dict[str, Verdict] = {}
         for path in sorted(folder.glob(f"{glob.escape(spec.name)}.rank_*.jsonl")) if folder.is_dir() else ():
             self._read(path)
-        self._torn = self._file.is_file() and not self._file.read_bytes().endswith(b"\n")
+        self._torn = bool(gap(self._file))
 
     def get(self, key: str) -> Verdict | None:
         return self._known.get(self._hash(key))
