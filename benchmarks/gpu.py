@@ -101,8 +101,8 @@ MACHINES: dict[int, tuple[Item, ...]] = {
         against("weak-0.5b-x2", 5, "weak scaling, 0.5B", ranks=2),
         against("weak-1.5b-x2", 8, "weak scaling, 1.5B", ranks=2),
         against("server-1.5b", 8, "one GPU trains and one samples, 1.5B"),
-        against("std-3b-zero2", 8, "3B, ZeRO 2", ranks=2),
-        against("std-3b-zero3", 8, "3B, ZeRO 3", ranks=2),
+        against("half-3b-zero2", 8, "3B, ZeRO 2", ranks=2),
+        against("half-3b-zero3", 8, "3B, ZeRO 3", ranks=2),
     ),
     4: (
         against("std-0.5b", 3, "strong scaling, 0.5B", ranks=4),

@@ -16,6 +16,8 @@ from typing import Any
 SCORER = "reward_model"
 FIRST_WORD = 3
 """Ids below are padding, end and unknown."""
+POSITIONS = 8192
+"""That every model can hold: more than any workload's prompt and answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +125,12 @@ WORKLOADS: dict[str, Workload] = {
         for size in ("0.5b", "1.5b")
         for gpus in (2, 4)
     },
-    "std-3b-zero2": Workload(what="W-std, 3B, ZeRO 2", shape="qwen2.5-3b", sets=("train.deepspeed.zero_stage=2",), **STD),
-    "std-3b-zero3": Workload(what="W-std, 3B, ZeRO 3", shape="qwen2.5-3b", sets=("train.deepspeed.zero_stage=3",), **STD),
+    **{  # on two GPUs as many sequences each as 7B has on four
+        f"half-3b-zero{stage}": Workload(
+            what=f"half of W-std, 3B, ZeRO {stage}", shape="qwen2.5-3b", sets=(f"train.deepspeed.zero_stage={stage}",), **{**STD, "prompts": 64}
+        )
+        for stage in (2, 3)
+    },
     "std-7b-zero2": Workload(what="W-std, 7B, ZeRO 2", shape="qwen2.5-7b", sets=("train.deepspeed.zero_stage=2",), **STD),
     "std-7b-zero3": Workload(what="W-std, 7B, ZeRO 3", shape="qwen2.5-7b", sets=("train.deepspeed.zero_stage=3",), **STD),
     "long-prompts": Workload(
@@ -185,7 +191,8 @@ def _save_model(workload: Workload, folder: Path, *, head: str = "AutoModelForCa
     assert workload.shape is not None
     shape = dict(SHAPES[workload.shape])
     torch.manual_seed(0)
-    config = AutoConfig.for_model(shape.pop("model_type"), **shape, **more, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    shape |= {"max_position_embeddings": POSITIONS, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    config = AutoConfig.for_model(shape.pop("model_type"), **shape, **more)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         getattr(transformers, head).from_config(config, dtype=getattr(torch, workload.dtype)).save_pretrained(folder)
     words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{number}": number for number in range(FIRST_WORD, config.vocab_size)}
