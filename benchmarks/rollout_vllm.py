@@ -4,7 +4,7 @@
     python -m benchmarks.rollout_vllm --shape qwen2.5-0.5b --prompts 128 --samples 8 --prompt-tokens 256 --new-tokens 512  # a GPU
 
 Ways: `bare` is `LLM.generate` with `n` samples a prompt, as others call it; `bare-rows` the same with one request a sample; `rft` the engine of the
-training ranks; `rft-asking` the same with vLLM's own scheduler, which asks for room at every step. Each without and with log-probs. Written as JSON:
+training ranks; `rft-steps` the same with vLLM's own scheduler at every step. Each without and with log-probs. Written as JSON:
 tokens a second (median and range), the ratios, how long pushes of weights take.
 """
 
@@ -120,19 +120,19 @@ def ways(arguments: argparse.Namespace, llm: Any, sampler: VLLMSampler, vocabula
             for draw, ids in enumerate(prompts(turn))
         ]
         settings = SamplingSettings(max_new_tokens=arguments.new_tokens, seed=turn, ignore_eos=True, logprobs=logprobs)
-        if room is not None and quick:
-            room.use()
+        if burst is not None and quick:
+            burst.use()
         try:
             return sum(len(made.trace.ids) for made in sampler.generate(requests, settings))
         finally:
-            if room is not None:
-                room.undo()
+            if burst is not None:
+                burst.undo()
 
-    room = vllm_decode.quicken(llm)
-    if room is not None:
-        room.undo()  # the bare ways have vLLM as it is
+    burst = vllm_decode.quicken(llm)
+    if burst is not None:
+        burst.undo()  # the bare ways have vLLM as it is
     found: dict[str, Callable[[int], int]] = {}
-    for name, way in (("bare", bare), ("bare-rows", rows), ("rft", rft), ("rft-asking", partial(rft, quick=False))):
+    for name, way in (("bare", bare), ("bare-rows", rows), ("rft", rft), ("rft-steps", partial(rft, quick=False))):
         found[name] = lambda turn, way=way: way(turn, False)
         found[f"{name}+logprobs"] = lambda turn, way=way: way(turn, True)
     return found
@@ -171,7 +171,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     found["ratio"] = {
         "rft / bare": round(rate["rft"] / rate["bare"], 3),
         "rft / bare-rows": round(rate["rft"] / rate["bare-rows"], 3),
-        "rft / rft-asking": round(rate["rft"] / rate["rft-asking"], 3),
+        "rft / rft-steps": round(rate["rft"] / rate["rft-steps"], 3),
         "with log-probs": round(rate["rft+logprobs"] / rate["bare+logprobs"], 3),
     }
     if device.type == "cuda":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import engine_contract
 import pytest
@@ -40,7 +41,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     arguments = {
         "load_format": "dummy", "dtype": "float32", "distributed_executor_backend": "external_launcher", "enforce_eager": True,
         "kv_cache_memory_bytes": 64 * 2**20, "max_model_len": 128, "max_num_seqs": 64, "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm", "enable_prefix_caching": True, "max_num_batched_tokens": 128, **ON_A_CPU,
+        "generation_config": "vllm", "enable_prefix_caching": True, "max_num_batched_tokens": 128,
+        "block_size": 32, **ON_A_CPU,
     }  # fmt: skip
     llm, params, fields, free = start(str(config_folder(model, tokenizer, "float32")), arguments, {})
     assert free, "a CPU draws with a seed a row at no cost"
@@ -80,20 +82,69 @@ def test_new_weights_arrive_whole_and_change_the_samples(kit: SimpleNamespace) -
     assert before == [made.trace.ids for made in kit.contract.sample()]
 
 
-def test_steps_inside_a_block_sample_what_vllms_own_scheduler_samples(kit: SimpleNamespace) -> None:
-    room = quicken(kit.llm)
-    assert room is not None
+PROMPTS = [(1, *range(10, 10 + length), 35, 28) for length in (3, 9, 30, 4, 17, 6, 25, 11, 5, 8, 14, 20)]
+ROOM = 150
+"""Blocks; 64 sequences of 120 tokens need 256."""
+ASKED: dict[str, dict[str, Any]] = {
+    "ends": {},
+    "greedy": {"temperature": 0.0},
+    "no ends": {"ignore_eos": True, "max_new_tokens": 90},  # beyond several turns
+    "longer than the engine's limit": {"ignore_eos": True, "max_new_tokens": 127},
+    "at least": {"min_new_tokens": 20},
+    "stops": {"stop_token_ids": tuple(range(30, 60))},
+    "words": {"stop": ("3", "9")},
+    "log-probs": {"logprobs": True},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+    "top": {"top_k": 5, "top_p": 0.9, "logprobs": True},
+}
+
+
+def sampled(kit: SimpleNamespace, **settings: Any) -> dict[tuple[int, int], tuple[Any, ...]]:
+    requests = [
+        Request(prompt=Prompt(draw=draw, row=0, row_id="t:0", source="t", label="l", text="", token_ids=ids), samples=tuple(range(8)))
+        for draw, ids in enumerate(PROMPTS)
+    ]
+    made = kit.sampler.generate(requests, SamplingSettings(**{"max_new_tokens": 40, "seed": 3} | settings))
+    return {(one.prompt.draw, one.sample): (one.trace.ids, one.trace.logprobs, one.finish) for one in made}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_several_steps_for_a_turn_of_the_scheduler_sample_the_same(kit: SimpleNamespace, asked: str) -> None:
+    """96 sequences where 64 fit: some wait, some end early, some at their limit."""
+    burst = quicken(kit.llm)
+    assert burst is not None
     kit.sampler.load(kit.contract.weights(), 1)
-    kit.contract.sample()  # the proofs
-    before = room.asked
-    quick = [made.trace.ids for made in kit.contract.sample()]
-    asked = room.asked - before
-    room.undo()
+    before = burst.steps
+    settings = ASKED[asked]
+    quick = sampled(kit, **settings)
+    steps = burst.steps - before
+    burst.undo()
     try:
-        assert quick == [made.trace.ids for made in kit.contract.sample()]
+        assert quick == sampled(kit, **settings)
     finally:
-        room.use()
-    assert 0 < asked < sum(map(len, quick))
+        burst.use()
+    assert len(quick) == 96 and steps > (80 if settings.get("ignore_eos") else 0)
+
+
+def test_sequences_that_find_no_room_give_way_and_come_back(kit: SimpleNamespace) -> None:
+    """Nearly all blocks of the cache are taken by somebody else: the scheduler preempts, and steps go on with the others."""
+    burst = quicken(kit.llm)
+    assert burst is not None
+    kit.sampler.load(kit.contract.weights(), 1)
+    settings = {"ignore_eos": True, "max_new_tokens": 90}
+    roomy = sampled(kit, **settings)
+    scheduler = kit.llm.llm_engine.engine_core.engine_core.scheduler
+    preempted, own = [], scheduler._preempt_request
+    scheduler._preempt_request = lambda request, *more, **options: (preempted.append(request.request_id), own(request, *more, **options))[1]
+    pool = scheduler.kv_cache_manager.block_pool
+    held = pool.get_new_blocks(pool.get_num_free_blocks() - ROOM)
+    before = burst.steps
+    try:
+        assert sampled(kit, **settings) == roomy
+    finally:
+        pool.free_blocks(held)
+        scheduler._preempt_request = own
+    assert preempted and burst.steps - before > 30
 
 
 def test_a_stale_weight_is_found(kit: SimpleNamespace) -> None:
