@@ -1,12 +1,12 @@
-"""Decode steps of a vLLM in this process, several for one turn of its scheduler.
+"""Decode steps of vLLM, several for one turn of its scheduler.
 
 vLLM's scheduler looks at every sequence at every step, before and after: some 20 us each, and with a thousand sequences of a small model the GPU
-waits for it. While all sequences decode and nobody new can be let in, there is nothing to decide. So room is taken for STEPS tokens of each,
-that many steps go to vLLM's own model runner as the scheduler would have sent them, and the scheduler is told afterwards what became of each sequence.
+waits for it. While all sequences decode and nobody new can be let in, there is nothing to decide. So room is taken for STEPS tokens of each, that
+many steps go to vLLM's own model runner as the scheduler would have sent them, and the scheduler is told afterwards what became of each sequence.
 What the device computes is the same; a sequence leaves the steps as soon as it ends.
 
-Everything else stays vLLM's: prompts, who is let in, who has to give way where memory is short, ends, outputs. What it leaves out, and vLLM does step
-by step: forms (`structured`), drafts, caches of several kinds and sliding windows, pipeline stages, connectors, engines in other processes.
+Everything else stays vLLM's: prompts, who is let in, who has to give way where memory is short, ends, outputs. Left out, and done by vLLM step by
+step: forms (`structured`), drafts, caches of several kinds and sliding windows, pipeline stages, connectors, data parallel servers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ NEEDED = ("running", "waiting", "requests", "finished_req_ids", "max_model_len",
 
 
 class Burst:
-    """In the place of `EngineCore.step_fn`. `steps` and `turns`: how many steps were taken here, in how many turns."""
+    """In the place of `EngineCore.step_fn`. `steps`, `turns`: how many steps were taken here, in how many turns; `taken`: steps in this process."""
+
+    taken = 0
 
     def __init__(self, core: Any, cache: Any) -> None:
         self.steps = self.turns = 0
@@ -45,6 +47,7 @@ class Burst:
         self._own, self._schedule = core.step_fn, core.scheduler.schedule
         self._settled, self._template = False, None
         self._left, self._waiting = 0, 0
+        self._inbox = getattr(core, "input_queue", None)  # of an engine in a process of its own: who knocks is not left waiting
         self._later = any(kind.__name__ == "AsyncScheduler" for kind in type(core.scheduler).__mro__)
 
     def use(self) -> None:
@@ -131,7 +134,7 @@ class Burst:
         blocks: list[Any] = [row.blocks for row in rows]
         depth = 1 if self._core.batch_queue is None else 2  # a step is sent before the one before it is read
         under_way: deque[Any] = deque()
-        while (alive := tape.alive()).size:
+        while (alive := tape.alive()).size and not (tape.step and self._knocked()):
             names = tape.names if len(alive) == len(rows) else [tape.names[place] for place in alive]
             output = self._output(names, (computed[alive] + tape.step).tolist(), (written[alive] + tape.step).tolist(), blocks, rows)
             under_way.append((tape.step, alive, names, self._sent(output)))
@@ -140,8 +143,11 @@ class Burst:
                 tape.read(*under_way.popleft())
         while under_way:
             tape.read(*under_way.popleft())
-        self.steps, self.turns = self.steps + tape.step, self.turns + 1
+        self.steps, self.turns, Burst.taken = self.steps + tape.step, self.turns + 1, Burst.taken + tape.step
         return self._settle(rows, tape)
+
+    def _knocked(self) -> bool:
+        return self._inbox is not None and not self._inbox.empty()
 
     def _output(self, names: list[str], computed: list[int], written: list[int], blocks: list[Any], rows: list[Row]) -> Any:
         """What the scheduler would send for one more token of each. `blocks`: the new ones of every sequence, in the first step."""
@@ -305,6 +311,26 @@ def _decodes_alone(output: Any) -> bool:
 def quicken(llm: Any) -> Burst | None:
     """For an engine in this process; again: what is there. None: it is of a kind that is not known here, and nothing is changed."""
     core = getattr(getattr(getattr(llm, "llm_engine", None), "engine_core", None), "engine_core", None)
+    return _attached(core)
+
+
+def quicken_engines_to_come() -> None:
+    """For the processes of a vLLM server: whatever engine begins its work here."""
+    try:
+        from vllm.v1.engine.core import EngineCoreProc
+    except (ImportError, OSError):
+        return
+    work = getattr(EngineCoreProc, "run_busy_loop", None)
+    if work is not None:
+
+        def quick(core: Any) -> Any:
+            _attached(core)
+            return work(core)
+
+        EngineCoreProc.run_busy_loop = quick
+
+
+def _attached(core: Any) -> Burst | None:
     if isinstance(getattr(core, "step_fn", None), Burst):
         return core.step_fn  # type: ignore[union-attr,no-any-return]
     scheduler = getattr(core, "scheduler", None)

@@ -1,7 +1,8 @@
 """The server of this Python's vLLM, with what this version of it knows: `python -m rftcli.engines.vllm_serve MODEL --port N ...`
 
 Beside vLLM's own arguments it takes `--graphs-up-to N`, decode steps of so many rows are captured, and it switches on the endpoint that takes and
-gives ids alone where that is a choice.
+gives ids alone where that is a choice. Its engine takes several decode steps for a turn of the scheduler (`vllm_decode`): vLLM starts the engine's
+process by `spawn`, which runs this module there too, under a name of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 from typing import Any
 
+from rftcli.engines.vllm_decode import quicken_engines_to_come
 from rftcli.engines.vllm_settings import compilation
 
 FRONTENDS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
@@ -64,3 +66,5 @@ def _first(names: tuple[str, ...]) -> Any:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":
+    quicken_engines_to_come()

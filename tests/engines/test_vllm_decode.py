@@ -1,0 +1,180 @@
+"""Several steps for a turn of vLLM's scheduler: what is sent, what comes out, and when the scheduler is asked all the same."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from imitated_vllm import BLOCK, LONGEST, Core, Made, Params, Sequence, token
+
+from rftcli.engines.vllm_decode import STEPS, Burst, quicken
+from rftcli.errors import RftError
+
+LATER = pytest.mark.parametrize("later", [False, True], ids=["told at once", "told a step later"])
+
+
+def filled(core: Core, count: int, seed: int = 0, **more: Any) -> Core:
+    draw = random.Random(seed)
+    for number in range(count):
+        params = Params(**{"stop_token_ids": (number % 11,), "ignore_eos": number % 3 == 0, "logprobs": True} | more)
+        core.scheduler.add(Sequence(f"s{number}", [1] * draw.randint(1, 30), draw.choice([1, 2, 31, 32, 33, 64, 90, 150]), params))
+    return core
+
+
+def quick(core: Core) -> Burst:
+    burst = quicken(core.llm)
+    assert burst is not None and quicken(core.llm) is burst
+    return burst
+
+
+@LATER
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("count", [1, 8, 40], ids=["one", "all fit", "most wait"])
+def test_the_same_answers_with_fewer_turns(later: bool, count: int, seed: int) -> None:
+    plain, core = filled(Core(later=later), count, seed), filled(Core(later=later), count, seed)
+    quick(core)
+    assert core.run() == (found := plain.run()) and len(found) == count
+    assert core.scheduler.turns <= plain.scheduler.turns
+    assert len(core.scheduler.kv_cache_manager.free) == 10_000  # everything was given back
+
+
+@LATER
+def test_a_long_answer_takes_a_turn_for_thirty_two_steps(later: bool) -> None:
+    core = Core(later=later)
+    core.scheduler.add(Sequence("s", [1] * 5, 3 * STEPS + 9, Params(ignore_eos=True)))
+    burst = quick(core)
+    ids, finish, _ = core.run()["s"]
+    assert ids == [token("s", position) for position in range(5, 5 + len(ids))] and (len(ids), finish) == (3 * STEPS + 9, "length")
+    assert burst.turns == 4 and burst.steps >= 3 * STEPS and core.scheduler.turns <= 3
+    assert core.model_executor.steps == len(ids)  # not one for nothing
+
+
+@LATER
+def test_nobody_goes_on_behind_its_end(later: bool) -> None:
+    """One ends early, the other does not wait for a turn's end to be alone; only the step that was sent already is too much."""
+    core = Core(later=later)
+    for name, most in (("a", 3), ("b", 100)):
+        core.scheduler.add(Sequence(name, [1], most, Params(ignore_eos=True)))
+    core.scheduler.add(Sequence("c", [1], 100, Params(stop_token_ids=(token("c", 9),), ignore_eos=True)))
+    quick(core)
+    found = core.run()
+    assert {name: (len(ids), finish) for name, (ids, finish, _) in found.items()} == {"a": (3, "length"), "b": (100, "length"), "c": (9, "stop")}
+
+
+def test_the_longest_sequence_of_the_engine_is_not_passed() -> None:
+    core = Core(later=True)
+    core.scheduler.add(Sequence("s", [1] * (LONGEST - 40), 1_000, Params(ignore_eos=True)))
+    quick(core)
+    ids, finish, _ = core.run()["s"]
+    assert (len(ids), finish) == (40, "length")
+
+
+def test_where_memory_is_short_the_scheduler_says_who_gives_way() -> None:
+    blocks = 8 * (36 // BLOCK)
+    plain, core = (filled(Core(later=False, blocks=blocks), 8, stop_token_ids=(), ignore_eos=True) for _ in range(2))
+    burst = quick(core)
+    assert core.run() == plain.run()
+    assert core.scheduler.preempted and plain.scheduler.preempted and burst.steps > STEPS
+    assert len(core.scheduler.kv_cache_manager.free) == blocks
+
+
+@LATER
+def test_who_comes_later_is_let_in_at_the_next_step(later: bool) -> None:
+    core = Core(later=later)
+    core.scheduler.add(Sequence("first", [1], 150, Params(ignore_eos=True)))
+    burst = quick(core)
+    while burst.turns < 1:
+        core.step_fn()
+    core.scheduler.add(Sequence("second", [1], 2, Params(ignore_eos=True)))
+    before = burst.turns
+    while "second" in core.scheduler.requests:
+        core.step_fn()
+    assert burst.turns <= before + 1 and "first" in core.scheduler.requests
+
+
+@LATER
+def test_who_is_given_up_between_two_turns_is_gone(later: bool) -> None:
+    core = Core(later=later)
+    gone, stays = (Sequence(name, [1], 120, Params(ignore_eos=True)) for name in "ab")
+    core.scheduler.add(gone)
+    core.scheduler.add(stays)
+    burst = quick(core)
+    while burst.turns < 1:
+        core.step_fn()
+    core.scheduler.finish(gone)
+    core.run()
+    assert stays.num_output_tokens == 120 and gone.num_output_tokens < 120 and "a" not in core.model_executor.known
+
+
+@LATER
+@pytest.mark.parametrize("what", ["use_structured_output", "prompt_logprobs", "repetition_detection"])
+def test_a_sequence_of_a_kind_that_is_not_known_leaves_all_to_vllm(later: bool, what: str) -> None:
+    core = filled(Core(later=later), 4)
+    odd = core.scheduler.requests["s2"]
+    setattr(odd if what == "use_structured_output" else odd.sampling_params, what, 1)
+    burst = quick(core)
+    while "s2" in core.scheduler.requests:
+        core.step_fn()
+    assert not burst.steps
+    core.run()
+
+
+@pytest.mark.parametrize("other", ["sliding", "two kinds", "connector", "drafts", "another process", "no queue"])
+def test_an_engine_of_a_kind_that_is_not_known_is_left_alone(other: str) -> None:
+    core = Core(later=True)
+    kinds = core.scheduler.kv_cache_manager.coordinator
+    if other == "sliding":
+        kinds.single_type_managers = (type("SlidingWindowManager", (), {})(),)
+    if other == "two kinds":
+        kinds.single_type_managers *= 2
+    if other == "connector":
+        core.scheduler.connector = object()  # type: ignore[attr-defined]
+    if other == "drafts":
+        core.scheduler.num_spec_tokens = 2  # type: ignore[attr-defined]
+    if other == "no queue":
+        del core.batch_queue
+    own = core.step_fn
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace())) if other == "another process" else core.llm
+    assert quicken(llm) is None and core.step_fn == own
+
+
+def test_what_is_undone_is_vllms_own_again() -> None:
+    core = filled(Core(later=True), 8)
+    burst = quick(core)
+    burst.undo()
+    found, turns = core.run(), core.scheduler.turns
+    assert not burst.steps and turns > 100
+    again = filled(Core(later=True), 8)
+    quick(again)
+    assert again.run() == found and again.scheduler.turns < turns / 2
+
+
+def test_a_step_that_does_not_give_everybody_a_token_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core(later=False)
+    core.scheduler.add(Sequence("s", [1], 100, Params(ignore_eos=True)))
+    quick(core)
+    core.step_fn()
+    core.step_fn()
+    monkeypatch.setattr(core.model_executor, "sample_tokens", lambda grammar: Made(["s"], {"s": 0}, [[]]))
+    with pytest.raises(RftError, match="0 tokens in a step of 1"):
+        core.run()
+
+
+def test_what_vllm_raises_in_a_step_is_what_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core(later=True)
+    core.scheduler.add(Sequence("s", [1], 100, Params(ignore_eos=True)))
+    burst = quick(core)
+    while burst.turns < 1:
+        core.step_fn()
+
+    def fails() -> Any:
+        raise ValueError("out of memory")
+
+    monkeypatch.setattr(core.model_executor, "execute_model", lambda output, non_block: SimpleNamespace(result=fails))
+    monkeypatch.setattr(core.model_executor, "sample_tokens", lambda grammar, non_block: SimpleNamespace(result=lambda: None))
+    with pytest.raises(ValueError, match="out of memory"):
+        core.run()
+
+
