@@ -11,6 +11,7 @@ step: forms (`structured`), drafts, caches of several kinds and sliding windows,
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,9 +38,7 @@ NEEDED = ("running", "waiting", "requests", "finished_req_ids", "max_model_len",
 
 
 class Burst:
-    """In the place of `EngineCore.step_fn`. `steps`, `turns`: how many steps were taken here, in how many turns; `taken`: steps in this process."""
-
-    taken = 0
+    """In the place of `EngineCore.step_fn`. `steps`, `turns`: how many steps were taken here, in how many turns."""
 
     def __init__(self, core: Any, cache: Any) -> None:
         self.steps = self.turns = 0
@@ -143,7 +142,9 @@ class Burst:
                 tape.read(*under_way.popleft())
         while under_way:
             tape.read(*under_way.popleft())
-        self.steps, self.turns, Burst.taken = self.steps + tape.step, self.turns + 1, Burst.taken + tape.step
+        self.steps, self.turns = self.steps + tape.step, self.turns + 1
+        if self.turns == 1 and self._inbox is not None:
+            print(f"rft: up to {STEPS} decode steps for a turn of the scheduler", file=sys.stderr, flush=True)  # a server's log
         return self._settle(rows, tape)
 
     def _knocked(self) -> bool:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from rftcli.engines.vllm_decode import Burst
 from rftcli.engines.vllm_settings import FREE_SEEDS
 from rftcli.engines.vllm_stream import from_folder, from_group, from_socket, received
 from rftcli.engines.vllm_weights import derives, fused_layers, held_by, quiet, take
@@ -50,7 +49,6 @@ class RftWorker:
             "pipeline_parallel": int(parallel.pipeline_parallel_size),
             "data_parallel": int(parallel.data_parallel_size),
             "free_seeds": free and not ends_engine,
-            "steps": Burst.taken,  # decode steps that its scheduler was not asked for, where the engine is in this process
             "shape": {name: getattr(model.hf_text_config, key, None) for name, key in SHAPE.items()},
         }
 
