@@ -144,7 +144,7 @@ class Burst:
             tape.read(*under_way.popleft())
         self.steps, self.turns = self.steps + tape.step, self.turns + 1
         if self.turns == 1 and self._inbox is not None:
-            print(f"rft: up to {STEPS} decode steps for a turn of the scheduler", file=sys.stderr, flush=True)  # a server's log
+            sys.stderr.write(f"rft: up to {STEPS} decode steps for a turn of the scheduler\n")  # into a server's log
         return self._settle(rows, tape)
 
     def _knocked(self) -> bool:
