@@ -26,6 +26,8 @@ GROUPS = [(33, [40, 7, 65]), (5, [2, 90]), (64, [33, 34, 1]), (17, [80])]
 """Tokens of each prompt and of its answers."""
 VOCABULARY = 1021
 FACTOR, ROUNDING = 2.0, 2e-3
+ONE_NUMBER = 8e-3
+"""Of the loss, a single number: two units of bfloat16's last place. The plain update may happen to be nearer."""
 PLAIN: dict[str, Any] = {"attention": "sdpa", "layout": "padded", "tokens": 100_000}
 LEVERS: dict[str, dict[str, Any]] = {
     "micro-batches": {"tokens": 300},
@@ -130,7 +132,8 @@ def test_on_and_off_the_update_is_the_same(lever: str, exact: Found, usual: dict
     assert list(found[1]) == list(exact[1])
     away = differences(found, exact)
     print(f"{lever}: loss {found[0]:.6f} ({exact[0]:.6f}), at most {max(away.values()):.1e} (plain {max(usual.values()):.1e})")
-    assert not {name: (away[name], usual[name]) for name in away if away[name] > FACTOR * usual[name] + ROUNDING}
+    assert away["loss"] < FACTOR * usual["loss"] + ONE_NUMBER
+    assert not {name: (away[name], usual[name]) for name in away if name != "loss" and away[name] > FACTOR * usual[name] + ROUNDING}
 
 
 def test_a_chunked_head_changes_nothing(exact: Found, usual: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,4 +141,5 @@ def test_a_chunked_head_changes_nothing(exact: Found, usual: dict[str, float], m
 
     monkeypatch.setattr(policy, "HEAD_BYTES", 4 * VOCABULARY * 50)  # fifty positions at a time
     away = differences(update(torch.bfloat16, "cuda", **PLAIN), exact)
-    assert not {name: (away[name], usual[name]) for name in away if away[name] > FACTOR * usual[name] + ROUNDING}
+    assert away["loss"] < FACTOR * usual["loss"] + ONE_NUMBER
+    assert not {name: (away[name], usual[name]) for name in away if name != "loss" and away[name] > FACTOR * usual[name] + ROUNDING}
