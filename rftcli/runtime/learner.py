@@ -26,6 +26,7 @@ from rftcli.plan.plan import LearnerPlan
 from rftcli.protocols import LossFunction, StepOutcome, Weights, World
 from rftcli.runtime.buckets import buckets
 from rftcli.runtime.optimizers import make_optimizer
+from rftcli.runtime.whole_layers import gather_whole_layers
 from rftcli.runtime.writes import NOW, Writer
 from rftcli.types import Batch
 
@@ -108,6 +109,8 @@ class DeepSpeedLearner:
         self._optimizer = make_optimizer(module, plan)
         # without sharding the learner clips, and DeepSpeed would compute the norm a second time
         config = dict(plan.deepspeed) if plan.zero_stage else {**plan.deepspeed, "gradient_clipping": 0.0}
+        if plan.zero_stage == 3:
+            gather_whole_layers(module)
         self.engine, *_ = deepspeed.initialize(model=module.to(device), optimizer=self._optimizer, config=config, dist_init_required=False)
         if plan.zero_stage == 0 and world.size == 1:
             self.engine.enable_backward_allreduce = False  # a copy of all gradients into one buffer and back, to sum over one rank

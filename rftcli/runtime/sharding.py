@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from rftcli.runtime.learner import deepspeed
+from rftcli.runtime.whole_layers import gather_whole_layers
 
 
 def partitioned(model: Any, dtype: str) -> Any:
@@ -19,6 +20,7 @@ def partitioned(model: Any, dtype: str) -> Any:
         "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
     }
+    gather_whole_layers(model)
     engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=False)
     engine.eval()
     return engine
