@@ -141,6 +141,15 @@ def test_keys_that_rows_name_are_keys(table: dict[str, Any]) -> None:
                     assert tuple(path.split(".")) in key_table(), (name, word)
 
 
+def test_keys_and_metrics_of_the_page_about_speed() -> None:
+    """docs/speed.md names keys and metrics that there are."""
+    words = [word.partition(":")[0] for word in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8").split("`")[1::2]]
+    keys = [word for word in words if word.startswith(("batch.", "checkpoint.", "models.", "rollout.", "train."))]
+    assert len(keys) > 30 and [word for word in keys if tuple(word.split(".")) not in key_table()] == []
+    metrics = [word for word in words if word.partition(".")[0] in STEP and "." in word]
+    assert len(metrics) > 5 and [word for word in metrics if not described(word, STEP)] == []
+
+
 @pytest.mark.parametrize("asked", ["mfu", "step.mfu"])
 def test_explain(asked: str) -> None:
     text = explain(asked, metrics=pages())
