@@ -86,6 +86,8 @@ class FakeVLLM:
         self.dropped = 0
         self.most_at_once = self._busy = 0
         self.resets_refused = 0
+        self.silent = self.workers_silent = False
+        """It takes requests and answers none; its workers do."""
         self._script, self._extension = script or (lambda body, number: None), extension
         app = FastAPI()
         app.get("/health")(lambda: {})
@@ -99,7 +101,13 @@ class FakeVLLM:
             app.post("/reset_prefix_cache")(self._reset)
             for path in ("/sleep", "/wake_up"):
                 app.post(path)(self._noted)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, lifespan="off"))
+
+        async def unless_silent(scope: Any, receive: Any, send: Any) -> None:
+            while self.silent or (self.workers_silent and scope.get("path") == "/collective_rpc"):
+                await asyncio.sleep(0.02)
+            await app(scope, receive, send)
+
+        self._server = uvicorn.Server(uvicorn.Config(unless_silent, log_level="critical", timeout_graceful_shutdown=1, lifespan="off"))
         self._socket = socket.create_server(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)

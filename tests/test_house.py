@@ -38,7 +38,7 @@ LIGHT = [
     "rftcli.data.rows", "rftcli.data.source", "rftcli.data.prompts", "rftcli.rewards.rules", "rftcli.rewards.table", "rftcli.rewards.functions",
     "rftcli.builtin", "rftcli.engines.fake", "rftcli.engines.table", "rftcli.observe.table", "rftcli.observe.history", "rftcli.observe.plain",
     "rftcli.observe.lessons", "rftcli.observe.follow", "rftcli.runtime.checks", "rftcli.runtime.measure", "rftcli.runtime.references",
-    "rftcli.runtime.prepare", "rftcli.runtime.start", "rftcli.runtime.launch",
+    "rftcli.runtime.prepare", "rftcli.runtime.start", "rftcli.runtime.launch", "rftcli.probe.engine_arguments", "rftcli.runtime.engine_options",
     "rftcli.engines.vllm_http", "rftcli.engines.vllm_offer", "rftcli.engines.vllm_serve", "rftcli.runtime.engine_guard",
     "rftcli.runtime.engine_process", "rftcli.plan.compile_server",
     "rftcli.redact", "rftcli.runtime.hosts", "rftcli.runtime.joined", "rftcli.runtime.warden", "rftcli.runtime.travel",

@@ -15,15 +15,16 @@ def explain(
         str | None,
         typer.Argument(
             help="A recipe key (rollout.temperature), a kind (advantage:grpo, loss:gspo, correction:mask, kl:k3, scorer:http), a rule (rule:exact), "
-            "a preset (preset:dapo), or the code of a problem or of a run's warning; none: what there is.",
+            "a preset (preset:dapo), a metric of a run (mfu), or the code of a problem or of a run's warning; none: what there is.",
             show_default=False,
         ),
     ] = None,
 ) -> int:
-    """Say what a recipe key, an estimator, a loss, a reward rule, a problem's or a warning's code means."""
+    """Say what a recipe key, an estimator, a loss, a reward rule, a metric, a problem's or a warning's code means."""
+    from rftcli.observe.metrics import pages
     from rftcli.observe.warning_codes import WARNINGS
     from rftcli.recipe.explain import explain as explained
     from rftcli.rewards.rules import RULES
 
-    print(explained(topic, rules=RULES, warnings=WARNINGS), end="")
+    print(explained(topic, rules=RULES, warnings=WARNINGS, metrics=pages()), end="")
     return 0

@@ -2,7 +2,8 @@
 
 Sent again, a bounded number of times, is only what may be repeated: completions whose connection broke or that the server put off (429, 502 to 504),
 and only while the server still holds the weights that the others were sampled from. Control calls are never repeated. A server that finishes nothing
-for `timeout_seconds` while it is waited for has hung. Leaves out what is asked and what a reply means (`vllm_remote`). No torch.
+for `timeout_seconds` while it is waited for has hung. Once a stop is asked for, a server that says nothing within a moment is not waited for any
+longer: its step would never end. One that is only slow finishes it. Leaves out what is asked and what a reply means (`vllm_remote`). No torch.
 """
 
 from __future__ import annotations
@@ -14,21 +15,25 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from rftcli.errors import RftError, UsageError
+from rftcli.errors import HeldUpError, RftError, UsageError
 from rftcli.redact import redacted_text
 
 AGAIN = (429, 502, 503, 504)
 FIRST_PAUSE_SECONDS = 0.5
 CONNECT_SECONDS = 20.0
 LOOK_SECONDS = 0.5
-"""Between two looks at whether a server still finishes anything."""
+"""Between two looks at whether a server still finishes anything, and whether a stop is asked for."""
+ANSWER_SECONDS = 2.0
+"""That a server has to answer /health once a stop is asked for: it does so beside its work."""
+WORKERS_SECONDS = 30.0
+"""That its workers then have to say which weights they hold, which they do between two steps: a long prompt may take one that long."""
 SHOWN = 400
 OTHER_PROGRAM = "is another program at this address, or a proxy before the server?"
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -71,15 +76,17 @@ class Asked:
 
 
 class Wire:
-    """Connections of one rank to its servers. Threads end with `close`."""
+    """Connections of one rank to its servers. Threads end with `close`. `stop_asked`: whether the run has been asked to stop."""
 
     def __init__(
-        self, *, timeout_seconds: float, retries: int = 2, headers: Mapping[str, str] | None = None, pause_seconds: float = FIRST_PAUSE_SECONDS
-    ) -> None:
+        self, *, timeout_seconds: float, retries: int = 2, headers: Mapping[str, str] | None = None, pause_seconds: float = FIRST_PAUSE_SECONDS,
+        stop_asked: Callable[[], bool] = lambda: False, workers_seconds: float = WORKERS_SECONDS,
+    ) -> None:  # fmt: skip
         self.timeout_seconds, self._retries, self._pause = timeout_seconds, retries, pause_seconds
+        self.stop_asked, self.workers_seconds = stop_asked, workers_seconds
         self._headers = dict(headers or {})
         self._clients: dict[bool, httpx.AsyncClient] = {}
-        self._controls = {local: httpx.Client(headers=self._headers, trust_env=not local) for local in (False, True)}
+        self._probes = {local: httpx.Client(headers=self._headers, trust_env=not local) for local in (False, True)}  # a busy loop is no silence
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-requests", daemon=True)
         self._thread.start()
@@ -88,11 +95,25 @@ class Wire:
     # control
 
     def call(self, server: Server, method: str, path: str, body: Any = None, *, seconds: float | None = None) -> httpx.Response:
-        """One request, never repeated. RftError without a reply; the status is the caller's matter."""
+        """One request, never repeated. RftError without a reply; the status is the caller's matter. HeldUpError where a stop is asked for meanwhile
+        and the server says nothing."""
         limit = self.timeout_seconds if seconds is None else seconds
+        if self._loop.is_closed():
+            raise gone(server, RuntimeError("its connections were closed"))
+        reply = asyncio.run_coroutine_threadsafe(self._request(server, method, path, body, limit), self._loop)
         try:
-            limits = httpx.Timeout(limit, connect=min(limit, CONNECT_SECONDS))
-            return self._controls[is_local(server.url)].request(method, server.url + path, json=body, timeout=limits)
+            while not wait([reply], timeout=LOOK_SECONDS).done and not self._loop.is_closed():
+                self._leave_silent([server])
+            return reply.result(timeout=0)
+        except (CancelledError, TimeoutError) as error:  # by `close`
+            raise gone(server, error) from error
+        finally:
+            reply.cancel()
+
+    async def _request(self, server: Server, method: str, path: str, body: Any, limit: float) -> httpx.Response:
+        limits = httpx.Timeout(limit, connect=min(limit, CONNECT_SECONDS))
+        try:
+            return await self._client(is_local(server.url)).request(method, server.url + path, json=body, timeout=limits)
         except httpx.TimeoutException as error:
             raise RftError(f"{server.shown} gave no reply to {path} within {limit:g} s{_words(server)}", hint=_hung()) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:  # the last: of a client that was closed
@@ -110,7 +131,7 @@ class Wire:
     def close(self) -> None:
         """Requests under way are given up."""
         self._calls.shutdown(wait=False, cancel_futures=True)
-        for client in self._controls.values():
+        for client in self._probes.values():
             client.close()
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result(timeout=5)
@@ -123,7 +144,7 @@ class Wire:
 
     def ask(self, asked: Sequence[Asked], *, at_once: int) -> Iterator[tuple[Any, Any]]:
         """(key, reply) as they come, at most `at_once` under way at each server. The first failure ends all; so does closing the iterator, and the
-        servers then drop what is under way."""
+        servers then drop what is under way. HeldUpError where a stop is asked for and a server that owes answers, or its workers, say nothing."""
         done: queue.SimpleQueue[tuple[Asked, Any]] = queue.SimpleQueue()
         waiting: dict[str, int] = {}
         now = time.monotonic()
@@ -132,12 +153,18 @@ class Wire:
             waiting[one.server.url] = waiting.get(one.server.url, 0) + 1
         servers = {one.server.url: one.server for one in asked}
         work = asyncio.run_coroutine_threadsafe(self._ask_all(asked, at_once, done), self._loop)
+        workers, look_at = Workers(self), now + LOOK_SECONDS
         try:
             while any(waiting.values()):
+                if time.monotonic() >= look_at:  # also while others answer
+                    owing = [servers[url] for url, left in waiting.items() if left]
+                    self._refuse_hung(owing)
+                    self._leave_silent(owing)
+                    workers.leave_silent(owing)
+                    look_at = time.monotonic() + LOOK_SECONDS
                 try:
-                    one, reply = done.get(timeout=LOOK_SECONDS)
+                    one, reply = done.get(timeout=max(0.0, look_at - time.monotonic()))
                 except queue.Empty:
-                    self._refuse_hung(servers[url] for url, left in waiting.items() if left)
                     continue
                 if isinstance(reply, BaseException):
                     raise reply
@@ -146,11 +173,23 @@ class Wire:
         finally:
             work.cancel()
 
-    def _refuse_hung(self, servers: Iterator[Server]) -> None:
+    def _refuse_hung(self, servers: Sequence[Server]) -> None:
         now = time.monotonic()
         for server in servers:
             if now - server.progress > self.timeout_seconds:
                 raise RftError(f"{server.shown} has finished nothing for {self.timeout_seconds:g} s{_words(server)}", hint=_hung())
+
+    def _leave_silent(self, servers: Sequence[Server]) -> None:
+        """HeldUpError where a stop is asked for and one of them says nothing. One that cannot be reached is told by the request that waits for it."""
+        if not self.stop_asked():
+            return
+        for server in servers:
+            try:
+                self._probes[is_local(server.url)].get(server.url + "/health", timeout=ANSWER_SECONDS)
+            except httpx.TimeoutException as error:
+                raise held_up(server, ANSWER_SECONDS) from error
+            except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError):
+                continue
 
     async def _ask_all(self, asked: Sequence[Asked], at_once: int, done: queue.SimpleQueue[tuple[Asked, Any]]) -> None:
         gates = {one.server.url: asyncio.Semaphore(at_once) for one in asked}
@@ -206,6 +245,30 @@ class Wire:
         await asyncio.gather(*mine, return_exceptions=True)
         for client in self._clients.values():
             await client.aclose()
+
+
+class Workers:
+    """Whether the workers of servers that answer still work, asked once a stop is asked for: a server is another process than its engine."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._asked: dict[str, tuple[float, Future[list[dict[str, Any]]]]] = {}
+
+    def leave_silent(self, servers: Sequence[Server]) -> None:
+        """HeldUpError where some have said nothing for `workers_seconds`; what they answer is looked at after the rollout."""
+        if not self._wire.stop_asked():
+            return
+        for server in servers:
+            if server.url not in self._asked:
+                self._asked[server.url] = time.monotonic(), self._wire.rpc_later(server, "rft_state")
+            since, state = self._asked[server.url]
+            if not state.done() and time.monotonic() - since > self._wire.workers_seconds:
+                raise held_up(server, self._wire.workers_seconds)
+
+
+def held_up(server: Server, seconds: float) -> HeldUpError:
+    message = f"asked to stop, and {server.shown} has not said anything for {seconds:g} s{_words(server)}: the step is left unfinished"
+    return HeldUpError(message, hint="its log says why")
 
 
 def answers(server: Server, method: str, reply: httpx.Response) -> list[dict[str, Any]]:

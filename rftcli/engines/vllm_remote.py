@@ -73,7 +73,8 @@ class RemoteVLLMSampler:
 
     def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> Iterator[Completion]:
         """Completions as they finish. Raises RftError for a server without the trainer's newest weights, that hangs or is gone; UsageError for an
-        empty prompt and for what the server cannot do. Collective where ranks share an engine beside them."""
+        empty prompt and for what the server cannot do; HeldUpError for one that says nothing when a stop is asked for. Collective where ranks share
+        an engine beside them."""
         version = usable(self.version, self._newest)
         rule = stop_rule(settings, self._eos_ids, self._decode)
         mine, finished = split(requests, settings, rule)
@@ -99,7 +100,7 @@ class RemoteVLLMSampler:
         self._wake("weights")
         sums = Sums() if self._push is not None and (self._check or self._unproved) else None
         told = outgoing(self._model, weights, dtype=self._dtype, sums=sums)
-        problem: tuple[str, str | None] | None = None
+        problem: tuple[type[RftError], str, str | None] | None = None
         try:
             if self._push is not None:
                 self._pushed(self._push, told, sums, version)
@@ -107,12 +108,13 @@ class RemoteVLLMSampler:
                 for _ in weights:
                     pass
         except (RftError, OSError, SafetensorError) as error:
-            problem = (error.message, error.hint) if isinstance(error, RftError) else (f"weights could not be handed over: {error}", None)
+            told_of = error if isinstance(error, RftError) else RftError(f"weights could not be handed over: {error}")
+            problem = type(told_of), told_of.message, told_of.hint
             for _ in told:  # the other ranks gather with this one to the end
                 pass
         failed = next((one for one in self._world.gather(problem) if one is not None), None)
         if failed is not None:
-            raise RftError(failed[0], hint=failed[1])
+            raise failed[0](failed[1], hint=failed[2])
         for server in self._servers:
             server.held = (self._run, version)
         self._unproved = False

@@ -5,7 +5,7 @@ Estimators, losses and other kinds have pages of their own (`methods`), and so h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rftcli.errors import UsageError
@@ -32,19 +32,27 @@ RULE_OPTIONS_KEY = (*RULE_KEY[:-1], "options")
 LOSS_OPTIONS_KEY = ("algorithm", "loss", "options")
 
 
-def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | None = None, warnings: Mapping[str, str] | None = None) -> str:
+Metrics = Mapping[str, tuple[str, Sequence[tuple[str, str]]]]
+"""Name of a metric of a run, `pass@k` among them -> (what it is, rows of what else there is to say)."""
+
+
+def explain(
+    path_or_code: str | None = None, rules: Mapping[str, RewardRule] | None = None, warnings: Mapping[str, str] | None = None,
+    metrics: Metrics | None = None,
+) -> str:  # fmt: skip
     """The explanation of a key (`rollout.temperature`, `data.train[0].path`, `rewards.math`), of a rule's code (`group-of-one`), or of one of the
     reward `rules`, by name (`exact`, `rule:exact`), of a preset (`preset:dapo`), or of a kind (`loss:gspo`, see `methods`), or of one
-    of a run's `warnings`, by its code; None: the sections of a recipe and what else there are pages of.
+    of a run's `warnings`, by its code, or of its `metrics`; None: the sections of a recipe and what else there are pages of.
 
     Raises UsageError with the nearest names if there is no such key or rule.
     """
-    rules, warnings = rules or {}, warnings or {}
+    rules, warnings, metrics = rules or {}, warnings or {}, metrics or {}
     if path_or_code is None:
         presets = f"presets: {', '.join(preset_names(shipped_recipes()))}. `rft explain {PREFIX}NAME` says more."
         sections = _members(Kind(section=Recipe), ())
         kinds = "".join(f"  {name}:NAME  {', '.join(family.names)}\n" for name, family in FAMILIES.items())
         shown = f"  rule:NAME  {', '.join(rules)}\n" if rules else ""
+        shown += f"  METRIC  {', '.join(metrics)}\n" if metrics else ""
         return f"{_page('A recipe', 'What a person wants, whole. `rft explain KEY` says more.', [], sections)}\n  {presets}\n\n{kinds}{shown}"
     if path_or_code in (RULES_TOPIC, RULES_TOPIC.removesuffix("s")):
         path_or_code = show_pattern(RULE_KEY)
@@ -61,8 +69,11 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
         return _rule(path_or_code)
     if path_or_code in CODES:
         return _page(path_or_code, CODES[path_or_code], [], [])
+    metric = _metric(path_or_code, metrics)
     if path_or_code in warnings:
-        return _page(f"warning {path_or_code}", warnings[path_or_code], [], [])
+        return _page(f"warning {path_or_code}", warnings[path_or_code], [], []) + (f"\n{metric}" if metric else "")
+    if metric is not None:
+        return metric
     try:
         pattern = _lenient(path_or_code)
     except ValueError as error:
@@ -82,7 +93,7 @@ def explain(path_or_code: str | None = None, rules: Mapping[str, RewardRule] | N
     above = key_table().get(pattern[:-1])
     inner = None if above is None or pattern[-1] != ANY_KEY else above.kind.items or above.kind.values
     if inner is None or inner.section is None:
-        raise _unknown(path_or_code, pattern, rules, warnings)
+        raise _unknown(path_or_code, pattern, rules, [*warnings, *metrics])
     return _page(show_pattern(pattern), str(inner.section.__doc__), _laid_on(inner), _members(inner, pattern))
 
 
@@ -194,7 +205,21 @@ def _page(title: str, text: str, rows: list[tuple[str, str]], members: list[tupl
     return "\n\n".join(blocks) + "\n"
 
 
-def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRule], warnings: Mapping[str, str]) -> UsageError:
+def _metric(given: str, metrics: Metrics) -> str | None:
+    """The page of a metric, also of what is inside it: `seconds.rollout`, `step.kl`, `pass@8`. None: there is none of that name."""
+    name = given.removeprefix("step.").replace("/", ".").partition(".")[0]
+    word, at, _ = name.partition("@")
+    found = next((known for known in metrics if known == name or (at and known.startswith(f"{word}@"))), None)
+    if found is None:
+        return None
+    text, rows = metrics[found]
+    alike = [key.pattern for key in keys() if key.name == found and len(key.pieces) > 1][:MOST_MEANT]
+    keyed = [("key", f"of that name: {', '.join(f'`rft explain {pattern}`' for pattern in alike)}")] if alike else []
+    return _page(f"metric {found}", text, [*rows, *keyed], [])
+
+
+def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRule], others: Sequence[str]) -> UsageError:
+    """`others`: names of warnings and metrics."""
     word = pattern[-1]
     pages = [*named(given), *([f"{PREFIX}{given}"] if given in preset_names(shipped_recipes()) else [])]
     if given in FAMILIES:
@@ -207,7 +232,7 @@ def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRul
     alike = closest(word, {key.name for key in keys()}, SURE)
     found = (
         _keys_with(word, pattern[:-1])
-        or closest(given, [*RULES, *CODES, *rules, *warnings], SURE)
+        or closest(given, [*RULES, *CODES, *rules, *others], SURE)
         or [beside[name] for name in closest(word, beside)]
         or [key.pattern for key in keys() if key.name in alike]
         or closest(given, [*RULES, *rules, *(key.pattern for key in keys())])

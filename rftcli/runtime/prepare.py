@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,15 +84,16 @@ def recipe_path(given: Path) -> Path:
 
 
 def load(
-    given: Path, sets: Sequence[str], *, text: str | None = None, elsewhere: bool = False, further: Further = own_problems
+    given: Path, sets: Sequence[str], *, text: str | None = None, elsewhere: bool = False, further: Further | None = None
 ) -> LoadedRecipe:
     """The recipe, schema and cross-field rules checked. RecipeError with every problem. `text` takes the place of the file's own. `elsewhere`: it is
     for a machine of its own, where other packages may be installed. `further`: what else is looked at where rules are broken."""
     rules = {name: tuple(rule.options) for name, rule in RULES.items()}
     path = recipe_path(given) if text is None else given
-    loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text, further=further)
-    if own_problems(loaded):
-        loaded.raise_problems(further(loaded, frozenset()))  # the same and what else there is
+    look = partial(own_problems, elsewhere=elsewhere) if further is None else further
+    loaded = load_recipe(path, sets=list(sets), known_rules=rules, text=text, further=look)
+    if own_problems(loaded, elsewhere=elsewhere):
+        loaded.raise_problems(look(loaded, frozenset()))  # the same and what else there is
     for parts in (*reward_parts(loaded.recipe).values(), *reward_parts(scoring(loaded.recipe)).values()):
         for part in parts:
             if part.kind == "rule":

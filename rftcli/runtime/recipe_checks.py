@@ -16,12 +16,14 @@ from rftcli.recipe.problems import Problem
 from rftcli.recipe.sections import Recipe
 from rftcli.rewards.functions import load_function
 from rftcli.rewards.rules import check_options
+from rftcli.runtime.engine_options import option_problems
 from rftcli.runtime.scorer_checks import scorer_problems
 
 
-def own_problems(loaded: LoadedRecipe, broken: Collection[str] = ()) -> list[Problem]:
-    """All that is below, whichever rules are `broken`. MachineError where a package is missing that would have to look."""
-    checks = (reward_problems, form_problems, observer_problems, loss_problems, estimator_problems)
+def own_problems(loaded: LoadedRecipe, broken: Collection[str] = (), *, elsewhere: bool = False) -> list[Problem]:
+    """All that is below, whichever rules are `broken`. `elsewhere`: the recipe is for a machine with engines of its own. MachineError where a
+    package is missing that would have to look."""
+    checks = [reward_problems, form_problems, observer_problems, loss_problems, estimator_problems, *([] if elsewhere else [option_problems])]
     return [*(problem for check in checks for problem in check(loaded)), *scorer_problems(loaded, recipe_file(loaded).resolve().parent)]
 
 

@@ -111,7 +111,7 @@ def check_servers(
         if world.rank == 0 and command and shutil.which(command[0]) is None:
             raise MachineError(f"rollout.vllm.server.start.command: there is no program `{command[0]}` on the first rank's machine", hint=NO_PROGRAM)
         if world.rank == 0 and server.start is None:
-            wire = Wire(timeout_seconds=server.timeout_seconds, headers=_headers(server))
+            wire = Wire(timeout_seconds=server.timeout_seconds, headers=_headers(server), stop_asked=stop_asked)
             try:
                 for url in server.urls:
                     one = Server(url=url)
@@ -182,13 +182,14 @@ def make_apart(
 
 def _begun(place: Place, run: str, defaults: dict[str, str]) -> Engines:
     """Connections, and the engines that fall to this rank, on their way."""
-    vllm, rank = place.vllm, place.world.rank
+    vllm, rank, stop_asked = place.vllm, place.world.rank, place.attempt.stop_asked
     server = vllm.server
     if server is None:
         leads = rank % vllm.tensor_parallel == 0
         own = [_start_beside(place, run, defaults)] if leads else []
-        return Engines(Wire(timeout_seconds=beside_seconds(vllm)), [one for one, _ in own], leads, [process for _, process in own])
-    wire = Wire(timeout_seconds=server.timeout_seconds, retries=server.retries, headers=_headers(server))
+        wire = Wire(timeout_seconds=beside_seconds(vllm), stop_asked=stop_asked)
+        return Engines(wire, [one for one, _ in own], leads, [process for _, process in own])
+    wire = Wire(timeout_seconds=server.timeout_seconds, retries=server.retries, headers=_headers(server), stop_asked=stop_asked)
     if server.start is None:
         return Engines(wire, [Server(url=url) for url in server.urls], rank == 0)
     own = [_start_apart(place, server, number, run, defaults) for number in range(server.start.servers)] if rank == 0 else []
@@ -214,7 +215,7 @@ def _looked_at(place: Place, engines: Engines, run: str) -> list[str]:
     started = vllm.server is None or vllm.server.start is not None
     for server in engines.servers:
         try:
-            wait_for(engines.wire, server, seconds)
+            wait_for(engines.wire, server, seconds, stop_asked=place.attempt.stop_asked)
         except RftError as error:
             raise type(error)(error.message, hint=error.hint or (STARTED if started else None)) from error
         told.append(look(engines.wire, server, wanted_name=served_name(run) if started else None))

@@ -16,6 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
+from rftcli.observe.metrics import EVAL, STEP, described
+from rftcli.observe.numbers import flatten
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 480
 SMALL = [
@@ -23,6 +26,8 @@ SMALL = [
     *("--set", "checkpoint.keep=10", "--set", "data.eval.held_out.limit=16"),
 ]
 """The quickstart, small enough for a test."""
+OF_AN_EVENT = ("event", "time", "attempt", "step")
+"""What every line has."""
 TIMES = ("time", "seconds", "attempt", "heartbeat")
 
 
@@ -79,6 +84,9 @@ def rft(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         if command.process.poll() is None:
             command.process.kill()
         command.process.communicate()
+    for path in tmp_path.glob("*/state.json"):
+        if state(path.parent)["status"] == "done":
+            assert not unknown_metrics(path.parent)
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +101,13 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     lines = (run / "events.jsonl").read_text().splitlines() if (run / "events.jsonl").exists() else []
     return [record for line in lines if line for record in [json.loads(line)] if record["event"] == kind]
+
+
+def unknown_metrics(run: Path) -> set[str]:
+    """What its events measure without a row in the table of metrics."""
+    steps_of, sets = events(run, "step"), [one for event in events(run, "eval") for one in event["sets"].values()]
+    found = {name for event in steps_of for name in flatten({key: value for key, value in event.items() if key not in OF_AN_EVENT}, ".")}
+    return {name for name in found if not described(name, STEP)} | {name for one in sets for name in flatten(one, ".") if not described(name, EVAL)}
 
 
 def steps(run: Path) -> dict[int, dict[str, Any]]:

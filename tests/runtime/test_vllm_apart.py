@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,6 +203,33 @@ def test_who_waits_for_a_server_stops_when_asked_to() -> None:
     plan = plan_of("rollout.vllm.server={urls: ['http://127.0.0.1:9'], ready_seconds: 600}", ranks=2)
     for end in ends_on_ranks(2, lambda world: check_servers(plan, world, stop_asked=lambda: True)):
         assert isinstance(end, HeldUpError) and "asked to stop while vLLM server http://127.0.0.1:9 was waited for" in end.message
+
+
+def test_a_server_that_is_silent_is_left_when_asked_to_stop(made) -> None:
+    """At the start, and on every rank in the middle of a rollout; the time limits are ten minutes."""
+    with FakeVLLM(max_model_len=4096) as fake:
+        plan = plan_of(f"rollout.vllm.server={{urls: ['{fake.url}'], weights: files, timeout_seconds: 600, ready_seconds: 600}}", ranks=2)
+
+        def work(world):
+            sampler = made(plan, world)
+            sampler.load(TRAINED.items(), 1)
+            world.barrier("loaded")
+            if world.rank == 0:
+                fake.silent = True
+                made.attempt.request_stop("terminate")
+            world.barrier("asked")
+            try:
+                sampled(sampler, world)
+            finally:
+                sampler.close()
+
+        start = time.monotonic()
+        for end in ends_on_ranks(2, work):
+            assert isinstance(end, HeldUpError) and "asked to stop, and vLLM server" in end.message, end
+        for end in ends_on_ranks(2, lambda world: check_servers(plan, world, stop_asked=made.attempt.stop_asked)):
+            assert isinstance(end, HeldUpError) and "was waited for" in end.message, end
+        assert time.monotonic() - start < 30
+        fake.silent = False
 
 
 def test_a_command_that_is_not_there_is_told_before_models_are_loaded() -> None:
