@@ -170,7 +170,8 @@ def make_apart(
     seeded = free if vllm.seeds == "auto" else vllm.seeds == "request"
     for line in told:
         place.emit.log(line)
-    place.emit.log(f"vllm: {_seeds(seeded, {str(server.facts['device']) for server in engines.servers})}; {vllm.memory}")
+    memory = "" if vllm.server is not None and vllm.server.start is None else f"; {vllm.memory}"
+    place.emit.log(f"vllm: {_seeds(seeded, {str(server.facts['device']) for server in engines.servers})}{memory}")
     return RemoteVLLMSampler(
         engines.wire, engines.servers, model, tokenizer, ends,
         push=push, leads=engines.leads, run=run, world=place.world, seeded=seeded, at_once=vllm.max_sequences,
