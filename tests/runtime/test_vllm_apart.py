@@ -83,7 +83,8 @@ def sampled(sampler, world) -> list[tuple[int, tuple[int, ...]]]:
 
 @pytest.mark.parametrize(
     ("facts", "said"),
-    [({}, "vllm: a seed for every completion"), ({"cuts_prompts": True}, "while it cuts prompts (`--no-enable-chunked-prefill` at its start lets it)")],
+    [({}, "vllm: a seed for every completion"),
+     ({"cuts_prompts": True}, "while it cuts prompts (`--no-enable-chunked-prefill` at its start lets it)")],
     ids=["free", "cuts prompts"],
 )
 def test_why_completions_have_no_seeds_is_told(made, facts: dict[str, bool], said: str) -> None:
