@@ -320,7 +320,9 @@ def refused(server: Server, path: str, reply: httpx.Response) -> RftError:
 
 def gone(server: Server, error: BaseException) -> RftError:
     told = f"{type(error).__name__}: {error}".rstrip(": ")
-    return RftError(f"{server.shown} cannot be reached: {redacted_text(told)}{_words(server)}", hint="its log says why; `rft resume` goes on")
+    words = _words(server)
+    again = "`rft resume` goes on" if words else "start it again as it was, and `rft resume` goes on"
+    return RftError(f"{server.shown} cannot be reached: {redacted_text(told)}{words}", hint=f"its log says why; {again}")
 
 
 def host_of(url: str) -> str:

@@ -95,7 +95,7 @@ def compile_plan(
     rollout = rollout_plan(recipe, learner, notes)
     rollout = with_engine(rollout, recipe, room, world, policy, training_parts(asked, learner, batch), problems, notes)
     if rollout is not None:
-        check_replica(rollout, policy, world, room, problems, notes)
+        check_replica(rollout, recipe, policy, world, room, problems, notes)
     check_lengths(recipe, facts, problems)
     check_eval_lengths(recipe, facts, problems)
     check_overlong(recipe, problems)

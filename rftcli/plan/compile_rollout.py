@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rftcli.plan import memory
 from rftcli.plan.compile_models import trained_parameters
+from rftcli.plan.compile_precision import keeping
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.compile_sampling import strategies, strategy_notes
 from rftcli.plan.facts import Facts
@@ -103,7 +104,7 @@ def filters_of(section: Rollout) -> list[str]:
 
 
 def check_replica(
-    rollout: RolloutPlan, policy: ModelPlan, world: WorldPlan, facts: Facts, problems: list[PlanProblem], notes: list[str]
+    rollout: RolloutPlan, recipe: Recipe, policy: ModelPlan, world: WorldPlan, facts: Facts, problems: list[PlanProblem], notes: list[str]
 ) -> None:
     """Under ZeRO-3 the hf engine gathers the weights once a rollout into a replica of its own; refuse a plan whose ranks cannot hold it."""
     if rollout.engine != "hf" or rollout.shares_weights:
@@ -112,16 +113,21 @@ def check_replica(
         notes.append("ZeRO stage 3: the engine keeps a whole replica of the weights on every rank; the model's size is not known before it is loaded")
         return
     need, budget, text = memory.with_replica(
-        policy.parameters, policy.dtype, world, facts.machine, trained=trained_parameters(policy, facts.model)
+        policy.parameters, policy.dtype, world, facts.machine, keeping(recipe), trained=trained_parameters(policy, facts.model)
     )
     if need <= budget:
         notes.append(f"ZeRO stage 3: the engine keeps a replica, refilled once after every update: {text}")
         return
+    ways = [
+        *(["`train.offload.optimizer: cpu`"] if world.device == "cuda" and recipe.train.offload.optimizer == "none" else []),
+        *(["`models.policy.lora: {}`"] if policy.lora is None else []),
+        "a smaller model, or more memory",
+    ]
     problems.append(
         PlanProblem(
             path="train.deepspeed.zero_stage",
             message=f"the engine `hf` does not fit beside ZeRO stage 3: {text}",
             reason="it gathers all weights into a replica on every rank; gathering them layer by layer for every token would take hours",
-            hint="use a smaller model, or GPUs with more memory; more ranks shrink the training state and not the replica",
+            hint=f"{', '.join(ways)}; more ranks shrink the training state and not the replica",
         )
     )

@@ -103,7 +103,7 @@ def _own_engine(
     if name == "sglang" and section.seeds == "request" and world.device == "cpu":
         why = "SGLang's deterministic mode has no attention for a CPU"
         problems.append(PlanProblem(path="rollout.sglang.seeds", message="must be `engine` or `auto` on a CPU", reason=why))
-    notes.append(_reproducible(name, found, world))
+    notes.append(_reproducible(name, found, world.device))
     return replace(plan, engine=name, shares_weights=False, options={}, **{name: found})
 
 
@@ -163,11 +163,12 @@ def _check(name: str, recipe: Recipe, facts: Facts, world: WorldPlan, needs: int
         problems.append(PlanProblem(path=f"rollout.{name}.max_model_tokens", message=message))
     ranks, together = world.ranks // world.nodes, section.tensor_parallel
     apart = server_plan(recipe) is not None and name == "vllm"
+    numbers = [number for number in fitting_numbers(facts.model, max(ranks, together)) if apart or ranks % number == 0]
+    fitting = f"one of {', '.join(map(str, numbers))}" if len(numbers) > 1 else "1, which every model takes"
     why = uneven(facts.model, together)
     if why is not None and (world.device == "cuda" or apart):
-        numbers = ", ".join(str(number) for number in fitting_numbers(facts.model, max(ranks, together)) if apart or ranks % number == 0)
         message = f"{together} GPUs cannot share the model"
-        problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message=message, reason=why, hint=f"one of {numbers}"))
+        problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message=message, reason=why, hint=fitting))
         return
     if apart:
         return
@@ -175,9 +176,8 @@ def _check(name: str, recipe: Recipe, facts: Facts, world: WorldPlan, needs: int
         why = ALONE_ON_CPU[name]
         problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message="must be 1 on a CPU", reason=why, hint="an engine in every rank"))
     elif ranks % together:
-        fitting = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
         message = f"{together} consecutive ranks do not divide the {ranks} ranks of a machine"
-        problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message=message, hint=f"one of {fitting}"))
+        problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message=message, hint=fitting))
     if section.sleep not in ("auto", 0) and world.device == "cpu":
         problems.append(PlanProblem(path=f"rollout.{name}.sleep", message=f"{name} does not sleep on a CPU", hint="`auto` or 0"))
 
@@ -215,8 +215,9 @@ def _with_memory(
     if not division.fits:
         least, most = math.ceil(100 * division.least) / 100, math.floor(100 * division.most) / 100
         helps = f"a share from {least:.2f} to {most:.2f}, or `auto`" if share is not None and least <= most else _ways(name, recipe, world)
+        trouble = "that share has no room for one sequence" if division.too_small else "the engine does not fit beside the training"
         path = f"rollout.{name}.memory_share" if share is not None else "rollout.engine"
-        problems.append(PlanProblem(path=path, message=f"the engine does not fit beside the training: {division.text}", hint=helps))
+        problems.append(PlanProblem(path=path, message=f"{trouble}: {division.text}", hint=helps))
     level = section.sleep if section.sleep != "auto" else _level(division.sleeps, wanted, world, facts)
     if section.sleep == "auto" and level:
         notes.append(f"rollout.{name}.sleep {level}: {division.text}")
@@ -262,10 +263,15 @@ def _level(sleeps: bool, wanted: engine_memory.Engine, world: WorldPlan, facts: 
     return 1 if on_host <= HOST_SHARE * facts.machine.memory_gib * memory.GIB else 2
 
 
-def _reproducible(name: str, vllm: EnginePlan, world: WorldPlan) -> str:
+def _runs_already(vllm: EnginePlan) -> bool:
+    """At servers that somebody else has started: how is seen when the run starts."""
+    return isinstance(vllm, VllmPlan) and vllm.server is not None and vllm.server.start is None
+
+
+def _reproducible(name: str, vllm: EnginePlan, device: str) -> str:
     if name == "sglang":
         seeds = "every completion has a seed of its own" if vllm.seeds == "request" else "the engine's generator is seeded when it starts"
-    elif vllm.seeds == "request" or (vllm.seeds == "auto" and world.device == "cpu"):
+    elif vllm.seeds == "request" or (vllm.seeds == "auto" and device == "cpu" and not _runs_already(vllm)):
         seeds = "every completion has a seed of its own"
     elif vllm.seeds == "engine":
         seeds = "the engine's generator is seeded for each rollout"

@@ -48,10 +48,12 @@ class Division:
     """Of the device, for everything of the engine."""
     fits: bool
     """False: not even one sequence has room."""
+    too_small: bool
+    """The share that was asked for is why: there is more room."""
     least: float
     """The share that one sequence needs."""
     most: float
-    """The share that is left to the engine."""
+    """The share that is left to the engine, asleep while training where it may sleep."""
     text: str
 
 
@@ -75,6 +77,7 @@ def divide(device: float, training: float, working: float, wanted: Engine, *, sh
     fixed = wanted.weights + wanted.working
     together = usable - training - working - fixed
     in_turn = usable - training - fixed
+    may_sleep = sleeps is None or sleeps
     if share is not None:
         cache = share * device - fixed
         sleeps = cache > together if sleeps is None else sleeps
@@ -84,14 +87,15 @@ def divide(device: float, training: float, working: float, wanted: Engine, *, sh
         cache = min(wanted.cache_wanted, in_turn if sleeps else together)
     room = in_turn if sleeps else together
     fits = wanted.cache_least <= cache <= room
+    too_small = share is not None and cache < wanted.cache_least <= room
     how = "they take turns" if sleeps else "all of it fits at once"
     text = (
         f"{_gib(training)} of training state and {_gib(working)} while it trains; engine {_gib(wanted.weights)} of weights, "
         f"{_gib(wanted.working)} to work in, {_gib(max(0.0, cache))} of cache ({_gib(wanted.cache_wanted)} would hold {wanted.sequences} sequences "
-        f"of {wanted.tokens} tokens); {how if fits else 'that does not fit'} in {USABLE_SHARE['cuda']:.0%} of {_gib(device)}"
+        f"of {wanted.tokens} tokens); {how if fits or too_small else 'that does not fit'} in {USABLE_SHARE['cuda']:.0%} of {_gib(device)}"
     )
-    least, most = (fixed + wanted.cache_least) / device, (fixed + room) / device
-    return Division(sleeps=sleeps, cache=cache, share=(fixed + cache) / device, fits=fits, least=least, most=most, text=text)
+    least, most = (fixed + wanted.cache_least) / device, (fixed + (in_turn if may_sleep else together)) / device
+    return Division(sleeps=sleeps, cache=cache, share=(fixed + cache) / device, fits=fits, too_small=too_small, least=least, most=most, text=text)
 
 
 def _gib(size: float) -> str:

@@ -247,10 +247,12 @@ def device_bytes(machine: MachineFacts, world: WorldPlan) -> float:
     return machine.memory_gib * GIB * world.nodes / world.ranks
 
 
-def with_replica(parameters: int, dtype: str, world: WorldPlan, machine: MachineFacts, *, trained: int | None = None) -> tuple[float, float, str]:
+def with_replica(
+    parameters: int, dtype: str, world: WorldPlan, machine: MachineFacts, keeping: Keeping = PLAIN, *, trained: int | None = None
+) -> tuple[float, float, str]:
     """(GiB needed, GiB allowed, the sum as text): stage 3's training state of a rank and a whole copy of the weights beside it."""
     budget = machine.gpu_memory_gib if world.device == "cuda" else machine.memory_gib / world.ranks
-    training = training_bytes(parameters, dtype, 3, world.ranks, trained=trained) / GIB
+    training = training_bytes(parameters, dtype, 3, world.ranks, keeping, trained=trained) / GIB
     replica = DTYPE_BYTES[dtype] * parameters / GIB
     text = f"{replica:.2f} GiB of weights + {training:.2f} GiB of training state = {replica + training:.2f} GiB a rank"
     return replica + training, REPLICA_SHARE * budget, f"{text}, of {REPLICA_SHARE:.0%} of {budget:.0f} GiB"

@@ -102,7 +102,8 @@ def told(found: Chosen, room: float) -> str:
     shown = [before[0], *([before[-1]] if len(before) > 1 else [])] if before else []
     text = "".join(f"{choice.text()}: {need / GIB:.2f} GiB, too much; " for choice, need in shown)
     verdict = "fits" if found.fits else "the least there is, and too much"
-    return f"{text}{last[0].text()}: {last[1] / GIB:.2f} GiB of {room / GIB:.2f} GiB, {verdict}"
+    least = "at least " if found.fits else ""  # an engine takes more where there is more
+    return f"{text}{last[0].text()}: {least}{last[1] / GIB:.2f} GiB of {room / GIB:.2f} GiB, {verdict}"
 
 
 def biggest(parts: Mapping[str, float], count: int = 3) -> list[str]:

@@ -40,6 +40,10 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
     sets = make_eval_sets(plan, builder, paths)
     desk = make_desk(plan)
     scorer = make_eval_scorer(plan, paths, desk, attempt.stop_asked)
+    if plan.rollout.vllm is not None:
+        from rftcli.runtime.vllm_apart import check_servers
+
+        check_servers(plan, world, emit.log, attempt.stop_asked)
     servers = begin_servers(plan, world, attempt, device, learns=False)
     model, adapter = make_policy(plan.policy, device, tokenizer, emit) if folder is None else (load_model(plan.policy, device, path), None)
     model.eval()

@@ -11,7 +11,7 @@ import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,14 +170,23 @@ def make_apart(
     seeded = free if vllm.seeds == "auto" else vllm.seeds == "request"
     for line in told:
         place.emit.log(line)
-    seeds = "a seed for every completion" if seeded else "no seeds of completions: this engine would draw row by row with them"
-    place.emit.log(f"vllm: {seeds}; {vllm.memory}")
+    memory = "" if vllm.server is not None and vllm.server.start is None else f"; {vllm.memory}"
+    place.emit.log(f"vllm: {_seeds(seeded, {str(server.facts['device']) for server in engines.servers})}{memory}")
     return RemoteVLLMSampler(
         engines.wire, engines.servers, model, tokenizer, ends,
         push=push, leads=engines.leads, run=run, world=place.world, seeded=seeded, at_once=vllm.max_sequences,
         together=vllm.tensor_parallel if vllm.server is None else 1, sleep=vllm.sleep, check=vllm.check_weights, checkable=_checkable(engines),
         dtype=DTYPES[plan.policy.dtype], newest=newest, on_close=engines.stop,
     )  # fmt: skip
+
+
+def _seeds(seeded: bool, devices: Set[str]) -> str:
+    """Who draws how, in words."""
+    if seeded:
+        return "a seed for every completion"
+    if "cpu" in devices:
+        return "no seeds of completions: vLLM's CPU build ends at them while it cuts prompts (`--no-enable-chunked-prefill` at its start lets it)"
+    return "no seeds of completions: this engine would draw row by row with them"
 
 
 def _begun(place: Place, run: str, defaults: dict[str, str]) -> Engines:

@@ -204,8 +204,9 @@ def test_all_ranks_hear_of_a_push_that_failed_and_gather_to_its_end(kit, tmp_pat
                 seeded=True, at_once=4, dtype=torch.float32,
             )  # fmt: skip
             try:
-                with pytest.raises(RftError, match="cannot be reached"):
+                with pytest.raises(RftError, match="cannot be reached") as caught:
                     sampler.load(weights(world.rank), 1)
+                assert "start it again as it was, and `rft resume` goes on" in str(caught.value.hint)
             finally:
                 sampler.close()
 

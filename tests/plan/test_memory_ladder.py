@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -103,6 +104,9 @@ def test_a_plan_that_fits_stays_as_fast_as_it_can_be(compiled: Compiled, gpus: M
     assert large.memory is not None and large.memory.fits
     note = next(note for note in large.notes if note.startswith("ZeRO stage 2"))
     assert "ZeRO 1, 32768 tokens a micro-batch: " in note and "too much; " in note and note.endswith("fits")
+    awake = compiled("rollout.engine=vllm", machine=replace(gpus, gpu_memory_gib=140.0), ranks=8, **SEVEN)
+    told = re.search(r"at least ([\d.]+) GiB of [\d.]+ GiB, fits", " ".join(awake.notes))  # the engine takes more where it is awake
+    assert told is not None and awake.memory is not None and float(told[1]) < awake.memory.peak[1]
 
 
 @pytest.mark.parametrize("gib", range(40, 150, 10))

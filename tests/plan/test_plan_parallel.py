@@ -80,6 +80,14 @@ def test_an_engine_over_gpus_that_cannot_share_the_model_is_refused(
     assert (message, reason, hint) == ("4 GPUs cannot share the model", "14 heads cannot be cut into 4 equal parts", "one of 1, 2")
 
 
+def test_numbers_that_are_offered_serve_ranks_and_model(compiled: Compiled, with_vllm: MachineFacts) -> None:
+    nine = {**HALF, "heads": 9, "query_width": 576, "key_width": 192, "inner": 1536}
+    for together, ranks, wanted in ((3, 2, "1, which every model takes"), (2, 2, "1, which every model takes"), (4, 6, "one of 1, 3")):
+        sets = (f"rollout={{engine: vllm, vllm: {{tensor_parallel: {together}}}}}", "batch.prompts_per_step=24")
+        found = problems_of(compiled, *sets, machine=with_vllm, ranks=ranks, **nine)
+        assert found["rollout.vllm.tensor_parallel"][2] == wanted
+
+
 def judged(place: str, *sets: str, machine: MachineFacts, teacher: ModelFacts | None = None, ranks: int = 4) -> Plan:
     given_sets = [f"models.scorers.j={JUDGE.replace('PLACE', place)}", JUDGED, *sets] if place else list(sets)
     known = {"j": ScorerFacts(model=replace(model(14, 2, 4864), parameters=1000))}

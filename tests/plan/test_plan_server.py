@@ -36,6 +36,11 @@ def test_a_recipe_with_a_server_needs_no_vllm_here(compiled: Compiled) -> None:
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
+def test_who_draws_with_seeds_is_seen_at_a_server_that_runs_already(compiled: Compiled) -> None:
+    for where, said in ((URLS, "a seed of its own where"), ("rollout.vllm.server={start: {servers: 1}}", "a seed of its own;")):
+        assert any(note.startswith("vllm: every completion has") and said in note for note in compiled(where).notes)
+
+
 def test_a_server_takes_nothing_of_the_ranks_devices(compiled: Compiled, gpus: MachineFacts) -> None:
     names = [
         {row.name for row in compiled(f"rollout={{engine: vllm, vllm: {{{place}}}}}", machine=replace(gpus, vllm=True), **SMALL).memory.rows}

@@ -92,6 +92,17 @@ def test_what_cannot_fit_is_refused_with_the_sum(compiled: Compiled, with_vllm: 
     assert "rollout.vllm.memory_share" in refused(compiled, "rollout.vllm.memory_share=0.9", machine=with_vllm, ranks=8, **SEVEN)
 
 
+def test_a_share_is_refused_for_its_own_reason_with_the_shares_that_are_taken(compiled: Compiled, with_vllm: MachineFacts) -> None:
+    small = refused(compiled, "rollout.vllm.memory_share=0.01", machine=with_vllm, ranks=8, **SMALL)["rollout.vllm.memory_share"]
+    assert small.startswith("that share has no room for one sequence: ") and "that does not fit" not in small
+    large = refused(compiled, "rollout.vllm.memory_share=0.95", machine=with_vllm, ranks=8, **SMALL)["rollout.vllm.memory_share"]
+    assert large.startswith("the engine does not fit beside the training: ")
+    for told in (small, large):
+        least, most = (float(word) for word in told.partition("; a share from ")[2].removesuffix(", or `auto`").split(" to "))
+        for share in (least, most):
+            assert compiled(f"rollout.vllm.memory_share={share}", machine=with_vllm, ranks=8, **SMALL)
+
+
 def test_ways_out_are_those_that_are_open(compiled: Compiled, with_vllm: MachineFacts) -> None:
     def hint(*sets: str, ranks: int) -> str:
         with pytest.raises(CompileError) as caught:
@@ -198,6 +209,7 @@ def test_an_engine_in_numbers() -> None:
 def test_a_division_never_hands_out_more_than_there_is(device: int, training: int, working: int, weights: int, least: int, sequences: int) -> None:
     wanted = Engine(weights=weights * GIB, working=GIB, cache_per_token=least * GIB / 4, sequences=sequences, tokens=4)
     found = divide(device * GIB, training * GIB, working * GIB, wanted)
+    assert not found.too_small  # nobody asked for a share
     if found.fits:
         used = training * GIB + wanted.weights + wanted.working + found.cache + (0 if found.sleeps else working * GIB)
         assert used <= USABLE_SHARE["cuda"] * device * GIB * (1 + 1e-9)

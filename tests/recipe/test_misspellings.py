@@ -222,3 +222,13 @@ def test_names_of_other_tools_lead_to_keys_that_there_are(name: str, patterns: t
     there = {key.pattern for key in keys()}
     assert patterns and set(patterns) <= there
     assert name not in there
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [(("algorithm",), "adv_estimator"), (("batch",), "ppo_mini_batch_size"), (("batch",), "rollout_batch_size"), (("rollout",), "tp"),
+     (("train",), "optimizer_offload"), (("algorithm",), "loss_type")],
+)  # fmt: skip
+def test_another_tools_name_goes_before_a_key_that_is_spelt_like_it(section: tuple[str, ...], name: str) -> None:
+    known = [key.pieces[-1] for key in keys() if key.pieces[:-1] == section]
+    assert {".".join(key) for key in suggest_key(section, name, known).meant} == set(OTHER_NAMES[name])

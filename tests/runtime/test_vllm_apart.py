@@ -82,6 +82,19 @@ def sampled(sampler, world) -> list[tuple[int, tuple[int, ...]]]:
     return sorted((one.policy_version, one.trace.ids) for one in found)
 
 
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [({}, "vllm: a seed for every completion"),
+     ({"cuts_prompts": True}, "while it cuts prompts (`--no-enable-chunked-prefill` at its start lets it)")],
+    ids=["free", "cuts prompts"],
+)
+def test_why_completions_have_no_seeds_is_told(made, facts: dict[str, bool], said: str) -> None:
+    with FakeVLLM(max_model_len=4096, **facts) as fake:
+        on_ranks(1, lambda world: made(plan_of(f"rollout.vllm.server={{urls: ['{fake.url}']}}"), world).close())
+    (line,) = [line for line in made.logged if "of completions" in line or "every completion" in line]
+    assert line.endswith(said)  # what memory the server has is its own affair
+
+
 @pytest.mark.parametrize("weights", ["auto", "nccl", "files"])
 def test_servers_that_run_already_serve_all_ranks_and_get_weights_from_one(made, weights: str) -> None:
     with FakeVLLM(max_model_len=4096) as one, FakeVLLM(max_model_len=4096) as two:

@@ -100,7 +100,8 @@ def share(read: ReadSpec, probabilities: Mapping[str, float], *, complete: bool)
         listed = ", ".join(repr(token) for token in list(probabilities)[:5])
         raise ValueError(f"none of {', '.join(words)} is among the likeliest first tokens of the judge's reply ({listed})")
     if unseen and not complete and least > UNSEEN_SHARE * mass:
-        raise ValueError(f"the server lists too few tokens to tell how likely {', '.join(sorted(unseen))} is")
+        way_out = "let `prompt` ask for one of these words alone, or score on the ranks (no `engine`, no `placement`), where all tokens are seen"
+        raise ValueError(f"the server lists too few tokens to tell how likely {', '.join(sorted(unseen))} is: {way_out}")
     return finite(found[words[0]] / mass, str(dict(list(probabilities.items())[:5]))) * read.scale
 
 
