@@ -22,7 +22,8 @@ class Params:
     eos_token_id: int | None = END
     ignore_eos: bool = False
     prompt_logprobs: int | None = None
-    logprobs: bool = False
+    logprobs: int | None = None
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -35,6 +36,8 @@ class Sequence:
     num_in_flight_tokens: int = 0
     num_output_placeholders: int = 0
     use_structured_output: bool = False
+    compiled_at: int = 0
+    """The first turn of the scheduler that may let it in."""
     finish: str | None = None
 
     def __post_init__(self) -> None:
@@ -80,11 +83,14 @@ class Output:
 class Logprobs(NamedTuple):
     logprob_token_ids: Any
     logprobs: Any
+    sampled_token_ranks: Any
     cu_num_generated_tokens: list[int] | None = None
 
-    def of(self, place: int, count: int) -> list[float]:
+    def of(self, place: int, count: int, columns: int) -> list[Any]:
+        """What a request sees of it: for each of its tokens the ids, the log-probs and the rank."""
         start = place if self.cu_num_generated_tokens is None else self.cu_num_generated_tokens[place]
-        return [float(value) for value in self.logprobs[start : start + count, 0]]
+        ids, values, ranks = (part[start : start + count] for part in self[:3])
+        return [(*one[:columns].tolist(), *two[:columns].tolist(), int(rank)) for one, two, rank in zip(ids, values, ranks, strict=True)]
 
 
 @dataclass
@@ -109,6 +115,8 @@ class Room(NamedTuple):
 class Cache:
     def __init__(self, blocks: int) -> None:
         self.free, self.held, self.cached = list(range(blocks)), {}, {}  # type: ignore[var-annotated]
+        self.left_behind: dict[str, int] = {}
+        """Of sequences that are gone: how many of their tokens others may find."""
         self.coordinator = SimpleNamespace(single_type_managers=(FullAttentionManager(),))
 
     def allocate_slots(self, request: Sequence, num_new_tokens: int, **more: Any) -> Room | None:
@@ -118,7 +126,11 @@ class Cache:
             return None
         new = [self.free.pop() for _ in range(needed)]
         held += new
+        self.cache_blocks(request, min(request.num_computed_tokens + num_new_tokens, request.num_tokens))
         return Room(new)
+
+    def new_step_starts(self) -> None:
+        """As in vLLM; the state of its managers for one step is not imitated."""
 
     def cache_blocks(self, request: Sequence, tokens: int) -> None:
         assert self.cached.get(request.request_id, 0) <= tokens <= request.num_tokens
@@ -126,13 +138,14 @@ class Cache:
 
     def give_back(self, request: Sequence) -> None:
         self.free += self.held.pop(request.request_id, [])
-        self.cached.pop(request.request_id, None)
+        self.left_behind[request.request_id] = self.cached.pop(request.request_id, 0)
 
 
 class Scheduler:
     """One turn for one step. `later`: tokens of a step are told after the next was sent."""
 
     later = False
+    connector = None
 
     def __init__(self, rows: int, blocks: int) -> None:
         self.running: list[Sequence] = []
@@ -140,7 +153,12 @@ class Scheduler:
         self.requests: dict[str, Sequence] = {}
         self.finished_req_ids: set[str] = set()
         self.max_model_len, self.most, self.kv_cache_manager = LONGEST, rows, Cache(blocks)
+        self.prev_step_scheduled_req_ids: set[str] = set()
+        self.pause_state = SimpleNamespace(name="UNPAUSED")
         self.turns = self.preempted = 0
+
+    def get_request_counts(self) -> tuple[int, int]:
+        return len(self.running), len(self.waiting)
 
     def add(self, request: Sequence) -> None:
         self.requests[request.request_id] = request
@@ -153,7 +171,7 @@ class Scheduler:
         gone: set[str] = set()
         going: list[Sequence] = []
         for request in list(self.running):
-            if request not in self.running:
+            if request not in self.running or self.pause_state.name == "PAUSED_ALL":
                 continue
             if request.num_output_placeholders and request.num_output_tokens + request.num_output_placeholders >= request.max_tokens:
                 continue
@@ -172,8 +190,10 @@ class Scheduler:
                 sent[request.request_id], rooms[request.request_id] = 1, room
                 going.append(request)
         new: list[Sequence] = []
-        while self.waiting and len(self.running) < self.most and not gone:
+        while self.waiting and len(self.running) < self.most and not gone and self.pause_state.name == "UNPAUSED":
             request = self.waiting[0]
+            if request.compiled_at > self.turns:
+                break
             room = self.kv_cache_manager.allocate_slots(request, request.num_tokens)
             if room is None:
                 break
@@ -183,6 +203,7 @@ class Scheduler:
             sent[request.request_id], rooms[request.request_id] = request.num_tokens, room
         cached = Cached(
             req_ids=[one.request_id for one in going],
+            all_token_ids={one.request_id: list(one.all_token_ids) for one in going if one.request_id not in self.prev_step_scheduled_req_ids},
             new_block_ids=[rooms[one.request_id].get_block_ids(allow_none=True) for one in going],
             num_computed_tokens=[one.num_computed_tokens for one in going],
             num_output_tokens=[one.num_output_tokens + one.num_output_placeholders for one in going],
@@ -190,6 +211,8 @@ class Scheduler:
         ended, self.finished_req_ids = self.finished_req_ids, set()
         blocks = {one.request_id: rooms[one.request_id].new for one in new}
         output = Output(new, cached, sent, sum(sent.values()), ended, blocks, preempted_req_ids=gone)
+        self.prev_step_scheduled_req_ids.clear()
+        self.prev_step_scheduled_req_ids.update(sent)
         for one in (*going, *new):
             one.num_computed_tokens += sent[one.request_id]
             one.num_in_flight_tokens += sent[one.request_id]
@@ -212,7 +235,8 @@ class Scheduler:
             request.num_in_flight_tokens -= count
             place = made.req_id_to_index[name]
             ids, stopped = self._update_request_with_output(request, made.sampled_token_ids[place])
-            logprobs = made.logprobs.of(place, len(ids)) if made.logprobs is not None and request.sampling_params.logprobs else None
+            asked = request.sampling_params.logprobs
+            logprobs = None if asked is None or made.logprobs is None else made.logprobs.of(place, len(ids), asked + 1)
             if stopped:
                 self.finish(request)
             told.append(SimpleNamespace(request_id=name, new_token_ids=ids, finish=request.finish, logprobs=logprobs))
@@ -261,32 +285,48 @@ class Runner:
         """Tokens that it has read or drawn."""
         self.read: dict[str, int] = {}
         self.blocks: dict[str, int] = {}
+        self.asked: dict[str, Sequence] = {}
+        self.before: set[str] = set()
+        """Who was in the last step."""
         self._sent: Made | None = None
 
     def execute_model(self, output: Output, non_block: bool = False) -> Any:
         assert self._sent is None and len(output.num_scheduled_tokens) <= self.rows
         self.steps += bool(output.num_scheduled_tokens)
         for name in output.finished_req_ids | output.preempted_req_ids:
-            for told in (self.known, self.read, self.blocks):
+            for told in (self.known, self.read, self.blocks, self.asked):
                 del told[name]  # once, and only what it knows
         for one in output.scheduled_new_reqs:
             self.known[one.request_id], self.read[one.request_id] = list(one.all_token_ids), 0
-            self.blocks[one.request_id] = len(output.new_blocks_of_new[one.request_id])
+            self.blocks[one.request_id], self.asked[one.request_id] = len(output.new_blocks_of_new[one.request_id]), one
         cached = output.scheduled_cached_reqs
-        for name, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
-            assert computed == self.read[name] == len(self.known[name]) - 1
+        columns = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True)
+        for name, blocks, computed, written in columns:
+            assert computed == self.read[name] == len(self.known[name]) - 1 and written == len(self.known[name]) - self.asked[name].prompt
+            assert name in self.before or cached.all_token_ids[name] == self.known[name]
             self.blocks[name] += len(blocks[0]) if blocks else 0
+        assert not self.before.intersection(cached.all_token_ids) and output.total_num_scheduled_tokens == sum(output.num_scheduled_tokens.values())
+        self.before = set(output.num_scheduled_tokens)
         names = list(reversed(output.num_scheduled_tokens))  # an order of its own
-        ids, chances = [], []
+        ids = []
         for name in names:
             self.read[name] += output.num_scheduled_tokens[name]
             assert self.read[name] == len(self.known[name]) <= self.blocks[name] * BLOCK
             self.known[name].append(token(name, self.read[name]))
             ids.append([self.known[name][-1]])
-            chances.append([chance(name, self.read[name])])
         index = {name: place for place, name in enumerate(names)}
-        self._sent = Made(names, index, ids, Logprobs(np.array(ids), np.array(chances)) if names else None)
+        self._sent = Made(names, index, ids, self._logprobs(names))
         return done(None)
+
+    def _logprobs(self, names: list[str]) -> Logprobs | None:
+        """As wide as somebody in this step asks for; none where nobody does."""
+        asked = [count for name in names if (count := self.asked[name].sampling_params.logprobs) is not None]
+        if not asked:
+            return None
+        others = np.arange(max(asked) + 1)
+        ids = np.array([[token(name, self.read[name])] for name in names]) + others
+        values = np.array([[chance(name, self.read[name])] for name in names]) - others
+        return Logprobs(ids, values, np.array([self.read[name] for name in names]))
 
     def sample_tokens(self, grammar: Any, non_block: bool = False) -> Any:
         made, self._sent = self._sent, None
@@ -308,7 +348,6 @@ def done(value: Any) -> Any:
 class Core:
     def __init__(self, rows: int = 8, blocks: int = 10_000, *, later: bool) -> None:
         self.scheduler: Scheduler = (AsyncScheduler if later else Scheduler)(rows, blocks)
-        self.scheduler.connector = None  # type: ignore[attr-defined]
         self.model_executor = Runner(rows, waits=later)
         self.batch_queue: deque[Any] | None = deque(maxlen=2) if later else None
         self.step_fn = self._step_later if later else self._step
@@ -336,10 +375,10 @@ class Core:
     def llm(self) -> Any:
         return SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace(engine_core=self)))
 
-    def run(self, limit: int = 5_000) -> dict[str, tuple[list[int], str, list[float]]]:
+    def run(self, limit: int = 5_000) -> dict[str, tuple[list[int], str, list[Any]]]:
         """(tokens, why it ended, log-probs) of everybody."""
-        found: dict[str, tuple[list[int], list[float]]] = {}
-        ended: dict[str, tuple[list[int], str, list[float]]] = {}
+        found: dict[str, tuple[list[int], list[Any]]] = {}
+        ended: dict[str, tuple[list[int], str, list[Any]]] = {}
         for _ in range(limit):
             if not self.scheduler.requests:
                 return ended

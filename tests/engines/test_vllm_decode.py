@@ -18,7 +18,7 @@ LATER = pytest.mark.parametrize("later", [False, True], ids=["told at once", "to
 def filled(core: Core, count: int, seed: int = 0, **more: Any) -> Core:
     draw = random.Random(seed)
     for number in range(count):
-        params = Params(**{"stop_token_ids": (number % 11,), "ignore_eos": number % 3 == 0, "logprobs": True} | more)
+        params = Params(**{"stop_token_ids": (number % 11,), "ignore_eos": number % 3 == 0, "logprobs": (None, 0, 3)[number % 3]} | more)
         core.scheduler.add(Sequence(f"s{number}", [1] * draw.randint(1, 30), draw.choice([1, 2, 31, 32, 33, 64, 90, 150]), params))
     return core
 
