@@ -271,8 +271,7 @@ class AsyncScheduler(Scheduler):
         found, stopped = super()._update_request_with_output(request, ids)
         request.num_output_placeholders -= len(found)
         assert request.num_output_placeholders >= 0
-        if not stopped:
-            self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
+        self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
         return found, stopped
 
 

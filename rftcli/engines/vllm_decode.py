@@ -39,6 +39,11 @@ UNKNOWN_OF_A_SEQUENCE = (
     "use_structured_output", "num_output_placeholders", "spec_token_ids", "has_encoder_inputs", "resumable", "num_stale_output_tokens",
     "async_tokens_to_discard",
 )  # fmt: skip
+BUSY = (
+    "preempted_req_ids", "has_structured_output_requests", "kv_connector_metadata", "ec_connector_metadata", "kv_cache_block_copies",
+    "free_encoder_mm_hashes", "encoder_input_updates", "new_block_ids_to_zero",
+)  # fmt: skip
+"""Of a scheduler's output: what is done once, and would be done again in every step that is made from it."""
 NEEDED = (
     "running", "requests", "finished_req_ids", "max_model_len", "pause_state", "get_request_counts", "schedule", "update_from_output",
     "_update_request_with_output",
@@ -241,15 +246,11 @@ def _made(future: Any, begun: Any) -> Any:
 def _decodes_alone(output: Any) -> bool:
     """Whether a turn of the scheduler sent one token of each sequence, and nothing else."""
     cached = output.scheduled_cached_reqs
-    busy = (
-        "preempted_req_ids", "has_structured_output_requests", "kv_connector_metadata", "ec_connector_metadata", "kv_cache_block_copies",
-        "free_encoder_mm_hashes", "encoder_input_updates", "new_block_ids_to_zero",
-    )  # fmt: skip
     return (
         0 < len(output.num_scheduled_tokens) == output.total_num_scheduled_tokens == len(cached.req_ids)
         and not (output.scheduled_new_reqs or cached.resumed_req_ids or cached.new_token_ids)
         and not (output.scheduled_spec_decode_tokens or output.scheduled_encoder_inputs)
-        and not any(getattr(output, name, None) for name in busy)
+        and not any(getattr(output, name, None) for name in BUSY)
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from imitated_vllm import BLOCK, LONGEST, Core, Made, Params, Sequence, token
 
-from rftcli.engines.vllm_decode import STEPS, Burst, quicken
+from rftcli.engines.vllm_decode import BUSY, NEEDED, NEEDED_OF_THE_CACHE, PATIENCE, STEPS, UNKNOWN, Burst, quicken
 from rftcli.errors import RftError
 
 LATER = pytest.mark.parametrize("later", [False, True], ids=["told at once", "told a step later"])
@@ -37,7 +39,9 @@ def test_the_same_answers_with_fewer_turns(later: bool, count: int, seed: int) -
     quick(core)
     assert core.run() == (found := plain.run()) and len(found) == count
     assert core.scheduler.turns <= plain.scheduler.turns
-    assert len(core.scheduler.kv_cache_manager.free) == 10_000  # everything was given back
+    own, cache = plain.scheduler.kv_cache_manager, core.scheduler.kv_cache_manager
+    assert len(cache.free) == 10_000  # everything was given back
+    assert cache.left_behind == own.left_behind  # and as much of it can be found by who comes later
 
 
 @LATER
@@ -121,23 +125,106 @@ def test_a_sequence_of_a_kind_that_is_not_known_leaves_all_to_vllm(later: bool, 
     core.run()
 
 
-@pytest.mark.parametrize("other", ["sliding", "two kinds", "connector", "drafts", "another process", "no queue"])
-def test_an_engine_of_a_kind_that_is_not_known_is_left_alone(other: str) -> None:
+def of_kind(thing: Any, name: str) -> None:
+    """The same, by a class that is derived from its own and does something else."""
+    thing.__class__ = type(name, (type(thing),), {})
+
+
+def without(thing: Any, name: str) -> None:
+    """It has no such thing, neither itself nor by its class."""
+    kind = type(thing)
+
+    def has(self: Any, asked: str) -> Any:
+        if asked == name:
+            raise AttributeError(asked)
+        return kind.__getattribute__(self, asked)
+
+    thing.__class__ = type(kind.__name__, (kind,), {"__getattribute__": has})
+
+
+ODD: dict[str, Callable[[Core], Any]] = {
+    "sliding window": lambda core: of_kind(core.scheduler.kv_cache_manager.coordinator.single_type_managers[0], "RSWAManager"),
+    "two kinds of caches": lambda core: setattr(
+        core.scheduler.kv_cache_manager.coordinator, "single_type_managers", core.scheduler.kv_cache_manager.coordinator.single_type_managers * 2
+    ),
+    "diffusion": lambda core: of_kind(core.scheduler, "DiffusionAsyncScheduler"),
+    "a scheduler that is told later without a queue": lambda core: setattr(core, "batch_queue", None),
+    "no queue": lambda core: delattr(core, "batch_queue"),
+    "no aborts": lambda core: without(core, "_process_aborts_queue"),
+    **{f"in use: {name}": lambda core, name=name: setattr(core.scheduler, name, True) for name in UNKNOWN},
+    **{f"no {name}": lambda core, name=name: without(core.scheduler, name) for name in NEEDED},
+    **{f"no {name} of the cache": lambda core, name=name: without(core.scheduler.kv_cache_manager, name) for name in NEEDED_OF_THE_CACHE},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_engine_of_a_kind_that_is_not_known_is_left_alone(odd: str) -> None:
     core = Core(later=True)
-    kinds = core.scheduler.kv_cache_manager.coordinator
-    if other == "sliding":
-        kinds.single_type_managers = (type("SlidingWindowManager", (), {})(),)
-    if other == "two kinds":
-        kinds.single_type_managers *= 2
-    if other == "connector":
-        core.scheduler.connector = object()  # type: ignore[attr-defined]
-    if other == "drafts":
-        core.scheduler.num_spec_tokens = 2  # type: ignore[attr-defined]
-    if other == "no queue":
-        del core.batch_queue
+    ODD[odd](core)
     own = core.step_fn
-    llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace())) if other == "another process" else core.llm
-    assert quicken(llm) is None and core.step_fn == own
+    assert quicken(core.llm) is None and core.step_fn == own
+
+
+def test_an_engine_in_another_process_is_left_alone() -> None:
+    assert quicken(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace()))) is None
+
+
+@LATER
+@pytest.mark.parametrize("name", BUSY)
+def test_a_turn_that_told_more_than_tokens_is_not_repeated(later: bool, name: str) -> None:
+    """What a scheduler's output tells beside its tokens was done once: steps that are made from it would do it again."""
+    core = filled(Core(later=later), 4)
+    own = core.scheduler.schedule
+
+    def schedule() -> Any:
+        output = own()
+        if output.scheduled_cached_reqs.req_ids:
+            setattr(output, name, type("Something", (frozenset,), {"__bool__": lambda self: True})())
+        return output
+
+    core.scheduler.schedule = schedule  # type: ignore[method-assign]
+    burst = quick(core)
+    assert len(core.run()) == 4 and not burst.steps
+
+
+@LATER
+def test_a_pause_is_kept(later: bool) -> None:
+    core = Core(later=later)
+    core.scheduler.add(Sequence("s", [1], 150, Params(ignore_eos=True)))
+    burst = quick(core)
+    while burst.turns < 1:
+        core.step_fn()
+    core.scheduler.pause_state.name = "PAUSED_ALL"
+    written, turns = core.scheduler.requests["s"].num_output_tokens, burst.turns
+    for _ in range(4):
+        core.step_fn()
+    assert core.scheduler.requests["s"].num_output_tokens == written and burst.turns == turns
+    core.scheduler.pause_state.name = "UNPAUSED"
+    assert len(core.run()["s"][0]) == 150 - written and burst.turns > turns
+
+
+@LATER
+def test_who_waits_for_something_else_than_an_end_is_looked_at(later: bool) -> None:
+    """A form that is compiled, say: it could be let in long before anybody ends."""
+    core = Core(later=later)
+    core.scheduler.add(Sequence("first", [1], 190, Params(ignore_eos=True)))
+    core.scheduler.add(Sequence("second", [1], 2, Params(ignore_eos=True), compiled_at=3))
+    burst = quick(core)
+    while "second" in core.scheduler.requests:
+        core.step_fn()
+    assert "first" in core.scheduler.requests and burst.turns >= PATIENCE
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_a_stop_string_is_met_step_by_step_where_vllm_would_keep_what_is_behind_it(cuts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = type("OutputProcessor", (), {"_trim_surplus_tokens": None} if cuts else {})
+    for name in ("vllm", "vllm.v1", "vllm.v1.engine", "vllm.v1.engine.output_processor"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules["vllm.v1.engine.output_processor"], "OutputProcessor", processor, raising=False)
+    core = filled(Core(later=True), 4, stop=("end",))
+    burst = quick(core)
+    core.run()
+    assert bool(burst.steps) == cuts
 
 
 def test_what_is_undone_is_vllms_own_again() -> None:
@@ -176,5 +263,3 @@ def test_what_vllm_raises_in_a_step_is_what_is_seen(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(core.model_executor, "sample_tokens", lambda grammar, non_block: SimpleNamespace(result=lambda: None))
     with pytest.raises(ValueError, match="out of memory"):
         core.run()
-
-
