@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-BLOCK, VOCABULARY, LONGEST = 4, 50, 200
+BLOCK, VOCABULARY, LONGEST = 4, 50, 400
 END = 7
 
 

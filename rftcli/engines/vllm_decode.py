@@ -80,10 +80,7 @@ class Burst:
         if self._core.batch_queue:
             return self._landed()
         rows = self._rows()
-        if not rows:
-            self._settled = False
-            return self._own()
-        return self._run(rows), True
+        return (self._run(rows), True) if rows else self._own()
 
     # when
 

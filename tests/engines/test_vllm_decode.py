@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from imitated_vllm import BLOCK, LONGEST, Core, Made, Params, Sequence, token
 
-from rftcli.engines.vllm_decode import BUSY, NEEDED, NEEDED_OF_THE_CACHE, PATIENCE, STEPS, UNKNOWN, Burst, quicken
+from rftcli.engines.vllm_decode import BUSY, NEEDED, NEEDED_OF_THE_CACHE, PATIENCE, STEPS, UNKNOWN, UNKNOWN_OF_A_SEQUENCE, Burst, quicken
 from rftcli.errors import RftError
 
 LATER = pytest.mark.parametrize("later", [False, True], ids=["told at once", "told a step later"])
@@ -112,17 +112,30 @@ def test_who_is_given_up_between_two_turns_is_gone(later: bool) -> None:
     assert stays.num_output_tokens == 120 and gone.num_output_tokens < 120 and "a" not in core.model_executor.known
 
 
+SEQUENCES: dict[str, Callable[[Sequence], Any]] = {
+    **{name: lambda row, name=name: setattr(row, name, 1) for name in UNKNOWN_OF_A_SEQUENCE},
+    "pooling": lambda row: setattr(row, "sampling_params", None),
+    "prompt_logprobs": lambda row: setattr(row.sampling_params, "prompt_logprobs", 0),
+    "repetition_detection": lambda row: setattr(row.sampling_params, "repetition_detection", object()),
+    "stop strings": lambda row: setattr(row.sampling_params, "stop", ["end"]),
+    "a prompt that is not read to its end": lambda row: setattr(row, "num_computed_tokens", row.num_computed_tokens - 1),
+    "no token more": lambda row: setattr(row, "max_tokens", row.num_output_tokens),
+}
+
+
 @LATER
-@pytest.mark.parametrize("what", ["use_structured_output", "prompt_logprobs", "repetition_detection"])
-def test_a_sequence_of_a_kind_that_is_not_known_leaves_all_to_vllm(later: bool, what: str) -> None:
-    core = filled(Core(later=later), 4)
-    odd = core.scheduler.requests["s2"]
-    setattr(odd if what == "use_structured_output" else odd.sampling_params, what, 1)
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_a_sequence_of_a_kind_that_is_not_known_leaves_all_to_vllm(later: bool, kind: str) -> None:
+    core = filled(Core(later=later), 4, stop_token_ids=(), ignore_eos=True)
     burst = quick(core)
-    while "s2" in core.scheduler.requests:
+    while burst.turns < 1:
         core.step_fn()
-    assert not burst.steps
-    core.run()
+    assert not core.batch_queue
+    SEQUENCES[kind](core.scheduler.running[-1])
+    core.step_fn = burst._own = lambda: ("vLLM's own", True)  # type: ignore[assignment, method-assign]
+    free = len(core.scheduler.kv_cache_manager.free)
+    assert burst() == ("vLLM's own", True)
+    assert len(core.scheduler.kv_cache_manager.free) == free
 
 
 def of_kind(thing: Any, name: str) -> None:
@@ -207,12 +220,36 @@ def test_a_pause_is_kept(later: bool) -> None:
 def test_who_waits_for_something_else_than_an_end_is_looked_at(later: bool) -> None:
     """A form that is compiled, say: it could be let in long before anybody ends."""
     core = Core(later=later)
-    core.scheduler.add(Sequence("first", [1], 190, Params(ignore_eos=True)))
-    core.scheduler.add(Sequence("second", [1], 2, Params(ignore_eos=True), compiled_at=3))
+    core.scheduler.add(Sequence("first", [1], 390, Params(ignore_eos=True)))
+    core.scheduler.add(Sequence("second", [1], 2, Params(ignore_eos=True), compiled_at=4))
     burst = quick(core)
     while "second" in core.scheduler.requests:
         core.step_fn()
-    assert "first" in core.scheduler.requests and burst.turns >= PATIENCE
+    assert "first" in core.scheduler.requests and burst.turns >= 2 * PATIENCE
+
+
+@LATER
+def test_who_waits_for_a_place_gets_it_as_soon_as_one_has_ended(later: bool) -> None:
+    core = Core(rows=2, later=later)
+    for name, most in (("a", 40), ("b", 390), ("c", 2)):
+        core.scheduler.add(Sequence(name, [1], most, Params(ignore_eos=True)))
+    quick(core)
+    while "a" in core.scheduler.requests:
+        core.step_fn()
+    waited = core.scheduler.requests["b"].num_output_tokens
+    while "c" in core.scheduler.requests:
+        core.step_fn()
+    assert core.scheduler.requests["b"].num_output_tokens < waited + 8
+
+
+@LATER
+def test_the_model_runner_hears_of_the_last_end(later: bool) -> None:
+    core = filled(Core(later=later), 3)
+    quick(core)
+    core.run()
+    for _ in range(2):
+        core.step_fn()
+    assert not core.model_executor.known and not core.model_executor.asked
 
 
 @pytest.mark.parametrize("cuts", [False, True])
