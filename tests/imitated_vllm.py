@@ -117,6 +117,7 @@ class Cache:
         self.free, self.held, self.cached = list(range(blocks)), {}, {}  # type: ignore[var-annotated]
         self.left_behind: dict[str, int] = {}
         """Of sequences that are gone: how many of their tokens others may find."""
+        self.begun = 0
         self.coordinator = SimpleNamespace(single_type_managers=(FullAttentionManager(),))
 
     def allocate_slots(self, request: Sequence, num_new_tokens: int, **more: Any) -> Room | None:
@@ -131,6 +132,7 @@ class Cache:
 
     def new_step_starts(self) -> None:
         """As in vLLM; the state of its managers for one step is not imitated."""
+        self.begun += 1
 
     def cache_blocks(self, request: Sequence, tokens: int) -> None:
         assert self.cached.get(request.request_id, 0) <= tokens <= request.num_tokens
@@ -155,7 +157,7 @@ class Scheduler:
         self.max_model_len, self.most, self.kv_cache_manager = LONGEST, rows, Cache(blocks)
         self.prev_step_scheduled_req_ids: set[str] = set()
         self.pause_state = SimpleNamespace(name="UNPAUSED")
-        self.turns = self.preempted = 0
+        self.turns = self.preempted = self.looked = 0
 
     def get_request_counts(self) -> tuple[int, int]:
         return len(self.running), len(self.waiting)
@@ -166,6 +168,7 @@ class Scheduler:
 
     def schedule(self) -> Output:
         self.turns += 1
+        self.kv_cache_manager.new_step_starts()
         sent: dict[str, int] = {}
         rooms: dict[str, Room] = {}
         gone: set[str] = set()
@@ -252,6 +255,7 @@ class Scheduler:
 
     def _update_request_with_output(self, request: Sequence, ids: list[int]) -> tuple[list[int], bool]:
         for number, token in enumerate(ids, 1):
+            self.looked += 1
             request.append_output_token_ids(token)
             params = request.sampling_params
             if token in params.stop_token_ids or (token == params.eos_token_id and not params.ignore_eos):
@@ -288,6 +292,7 @@ class Runner:
         self.before: set[str] = set()
         """Who was in the last step."""
         self._sent: Made | None = None
+        self.unread = self.most_unread = 0
 
     def execute_model(self, output: Output, non_block: bool = False) -> Any:
         assert self._sent is None and len(output.num_scheduled_tokens) <= self.rows
@@ -329,7 +334,15 @@ class Runner:
 
     def sample_tokens(self, grammar: Any, non_block: bool = False) -> Any:
         made, self._sent = self._sent, None
-        return done(made) if non_block else made
+        if not non_block:
+            return made
+        self.unread += 1
+        self.most_unread = max(self.unread, self.most_unread)
+        return SimpleNamespace(result=lambda: self._read(made))
+
+    def _read(self, made: Any) -> Any:
+        self.unread -= 1
+        return made
 
 
 def token(name: str, position: int) -> int:
@@ -350,15 +363,18 @@ class Core:
         self.model_executor = Runner(rows, waits=later)
         self.batch_queue: deque[Any] | None = deque(maxlen=2) if later else None
         self.step_fn = self._step_later if later else self._step
-        self.aborts = 0
+        self.given_up: list[Sequence] = []
 
     def _process_aborts_queue(self) -> None:
-        self.aborts += 1
+        while self.given_up:
+            self.scheduler.finish(self.given_up.pop())
 
     def _step(self) -> tuple[Any, bool]:
         output = self.scheduler.schedule()
         self.model_executor.execute_model(output, non_block=True)
-        return self.scheduler.update_from_output(output, self.model_executor.sample_tokens(None)), True
+        made = self.model_executor.sample_tokens(None)
+        self._process_aborts_queue()
+        return self.scheduler.update_from_output(output, made), True
 
     def _step_later(self) -> tuple[Any, bool]:
         assert self.batch_queue is not None
@@ -368,7 +384,9 @@ class Core:
         if len(self.batch_queue) < 2 and output.num_scheduled_tokens:
             return None, True
         future, output, _ = self.batch_queue.pop()
-        return self.scheduler.update_from_output(output, future.result()), True
+        made = future.result()
+        self._process_aborts_queue()
+        return self.scheduler.update_from_output(output, made), True
 
     @property
     def llm(self) -> Any:

@@ -206,7 +206,6 @@ class Burst:
             request.append_output_token_ids(ids)
             if self._later:
                 request.num_output_placeholders -= len(ids)
-                self._cache.cache_blocks(request, request.num_computed_tokens)
             return ids, False
 
         for row, count in zip(rows, counts, strict=True):

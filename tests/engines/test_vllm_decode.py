@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
+from queue import Queue
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -53,6 +55,8 @@ def test_a_long_answer_takes_a_turn_for_thirty_two_steps(later: bool) -> None:
     assert ids == [token("s", position) for position in range(5, 5 + len(ids))] and (len(ids), finish) == (3 * STEPS + 9, "length")
     assert burst.turns == 4 and burst.steps >= 3 * STEPS and core.scheduler.turns <= 3
     assert core.model_executor.steps == len(ids)  # not one for nothing
+    assert core.scheduler.looked < 12 and core.scheduler.kv_cache_manager.begun == core.scheduler.turns + burst.turns
+    assert core.model_executor.most_unread == (2 if later else 0)  # a step is on its way while the one before it is read
 
 
 @LATER
@@ -67,12 +71,24 @@ def test_nobody_goes_on_behind_its_end(later: bool) -> None:
     assert {name: (len(ids), finish) for name, (ids, finish, _) in found.items()} == {"a": (3, "length"), "b": (100, "length"), "c": (9, "stop")}
 
 
-def test_the_longest_sequence_of_the_engine_is_not_passed() -> None:
-    core = Core(later=True)
-    core.scheduler.add(Sequence("s", [1] * (LONGEST - 40), 1_000, Params(ignore_eos=True)))
-    quick(core)
+@LATER
+@pytest.mark.parametrize("count", [3, 4, 40])
+def test_the_longest_sequence_of_the_engine_is_not_passed(later: bool, count: int) -> None:
+    """Nor is room taken behind its end: there are as many blocks as it needs."""
+    core = Core(blocks=LONGEST // BLOCK, later=later)
+    core.scheduler.add(Sequence("s", [1] * (LONGEST - count), 1_000, Params(ignore_eos=True)))
+    burst = quick(core)
     ids, finish, _ = core.run()["s"]
-    assert (len(ids), finish) == (40, "length")
+    assert (len(ids), finish) == (count, "length")
+    assert core.scheduler.turns == 2 and burst.steps == count - 2
+
+
+@LATER
+def test_no_room_is_taken_behind_an_end(later: bool) -> None:
+    core = Core(blocks=2, later=later)
+    core.scheduler.add(Sequence("s", [1] * 3, 6, Params(ignore_eos=True)))
+    burst = quick(core)
+    assert len(core.run()["s"][0]) == 6 and burst.steps == 4
 
 
 def test_where_memory_is_short_the_scheduler_says_who_gives_way() -> None:
@@ -82,6 +98,89 @@ def test_where_memory_is_short_the_scheduler_says_who_gives_way() -> None:
     assert core.run() == plain.run()
     assert core.scheduler.preempted and plain.scheduler.preempted and burst.steps > STEPS
     assert len(core.scheduler.kv_cache_manager.free) == blocks
+
+
+def test_who_found_no_room_is_not_left_behind() -> None:
+    core = Core(blocks=26, later=False)
+    for name in "ab":
+        core.scheduler.add(Sequence(name, [1], 78, Params(ignore_eos=True)))
+    burst, alone = quick(core), 0
+    while core.scheduler.requests:
+        turns, before = core.scheduler.turns, burst.turns
+        told, _ = core.step_fn()
+        if burst.turns > before and len(told[0]) < len(core.scheduler.running):
+            alone += 1
+            core.step_fn()
+            assert core.scheduler.turns == turns + 1
+    assert alone
+
+
+@LATER
+def test_who_is_given_up_within_a_turn_is_not_told(later: bool) -> None:
+    core = Core(later=later)
+    for name in "ab":
+        core.scheduler.add(Sequence(name, [1], 120, Params(ignore_eos=True)))
+    gone, own = core.scheduler.requests["a"], core.model_executor.execute_model
+    burst = quick(core)
+    while burst.turns < 1:
+        core.step_fn()
+
+    def execute_model(output: Any, non_block: bool) -> Any:
+        core.given_up = [gone] if gone.request_id in core.scheduler.requests else []
+        return own(output, non_block=non_block)
+
+    core.model_executor.execute_model = execute_model  # type: ignore[method-assign]
+    told, _ = core.step_fn()
+    assert burst.turns == 2 and [one.request_id for one in told[0]] == ["b"]
+    assert len(core.run()["b"][0]) + len(told[0][0].new_token_ids) < 120 and "a" not in core.model_executor.known
+
+
+@LATER
+def test_who_knocks_waits_for_one_step(later: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """An engine in a process of its own: it takes messages between its turns."""
+    core = Core(later=later)
+    core.input_queue = Queue()  # type: ignore[attr-defined]
+    core.scheduler.add(Sequence("s", [1], 100, Params(ignore_eos=True)))
+    burst = quick(core)
+    while burst.turns < 1:
+        core.step_fn()
+    assert burst.steps == STEPS and "decode steps for a turn" in capsys.readouterr().err
+    core.input_queue.put("a message")  # type: ignore[attr-defined]
+    for count in range(1, 4):
+        core.step_fn()
+        assert (burst.turns, burst.steps) == (1 + count, STEPS + count)
+    core.input_queue.get()  # type: ignore[attr-defined]
+    core.step_fn()
+    assert burst.steps == STEPS + 3 + STEPS and not capsys.readouterr().err
+
+
+@LATER
+def test_the_version_of_weights_is_attached_where_vllm_does_it(later: bool) -> None:
+    core = filled(Core(later=later), 3)
+    seen: list[Any] = []
+    core._attach_weight_version = seen.append  # type: ignore[attr-defined]
+    burst = quick(core)
+    core.run()
+    assert len(seen) >= burst.turns and all(set(one) == {0} for one in seen)
+
+
+def test_a_model_runner_that_samples_at_once_is_not_asked_to_sample() -> None:
+    core = filled(Core(later=False), 8)
+    runner, burst = core.model_executor, quick(core)
+    own, sample = runner.execute_model, runner.sample_tokens
+
+    def execute_model(output: Any, non_block: bool) -> Any:
+        own(output, non_block=non_block)
+        return SimpleNamespace(result=partial(sample, None))
+
+    while burst.turns < 1:
+        core.step_fn()
+    earlier = {name: one.num_output_tokens for name, one in core.scheduler.requests.items()}
+    burst._own = lambda: pytest.fail("its own step would sample")  # type: ignore[method-assign, assignment]
+    runner.execute_model, runner.sample_tokens = execute_model, None  # type: ignore[method-assign, assignment]
+    name = max(earlier, key=lambda name: core.scheduler.requests[name].max_tokens)
+    core.step_fn()
+    assert core.scheduler.requests[name].num_output_tokens > earlier[name]
 
 
 @LATER
