@@ -87,7 +87,7 @@ class Burst:
     def _asked(self, *arguments: Any, **options: Any) -> Any:
         """vLLM's scheduler, watched."""
         found = self._schedule(*arguments, **options)
-        self._settled = _decodes_alone(found)
+        self._settled = decodes_alone(found)
         self._template = found
         self._left, self._unasked = len(found.num_scheduled_tokens), 0
         _, self._waiting = self._scheduler.get_request_counts()
@@ -239,13 +239,12 @@ def _made(future: Any, begun: Any) -> Any:
     return made
 
 
-def _decodes_alone(output: Any) -> bool:
+def decodes_alone(output: Any) -> bool:
     """Whether a turn of the scheduler sent one token of each sequence, and nothing else."""
     cached = output.scheduled_cached_reqs
     return (
         0 < len(output.num_scheduled_tokens) == output.total_num_scheduled_tokens == len(cached.req_ids)
-        and not (output.scheduled_new_reqs or cached.resumed_req_ids or cached.new_token_ids)
-        and not (output.scheduled_spec_decode_tokens or output.scheduled_encoder_inputs)
+        and not (cached.resumed_req_ids or cached.new_token_ids or output.scheduled_spec_decode_tokens or output.scheduled_encoder_inputs)
         and not any(getattr(output, name, None) for name in BUSY)
     )
 

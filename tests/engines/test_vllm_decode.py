@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable
 from functools import partial
 from queue import Queue
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from imitated_vllm import BLOCK, LONGEST, Core, Made, Params, Sequence, token
+from imitated_vllm import Core, filled
+from imitated_vllm_runner import BLOCK, LONGEST, Made, Params, Sequence, token
 
-from rftcli.engines.vllm_decode import BUSY, NEEDED, NEEDED_OF_THE_CACHE, PATIENCE, STEPS, UNKNOWN, UNKNOWN_OF_A_SEQUENCE, Burst, quicken
+from rftcli.engines.vllm_decode import PATIENCE, STEPS, Burst, quicken
 from rftcli.errors import RftError
 
 LATER = pytest.mark.parametrize("later", [False, True], ids=["told at once", "told a step later"])
-
-
-def filled(core: Core, count: int, seed: int = 0, **more: Any) -> Core:
-    draw = random.Random(seed)
-    for number in range(count):
-        params = Params(**{"stop_token_ids": (number % 11,), "ignore_eos": number % 3 == 0, "logprobs": (None, 0, 3)[number % 3]} | more)
-        core.scheduler.add(Sequence(f"s{number}", [1] * draw.randint(1, 30), draw.choice([1, 2, 31, 32, 33, 64, 90, 150]), params))
-    return core
 
 
 def quick(core: Core) -> Burst:
@@ -69,6 +59,7 @@ def test_nobody_goes_on_behind_its_end(later: bool) -> None:
     quick(core)
     found = core.run()
     assert {name: (len(ids), finish) for name, (ids, finish, _) in found.items()} == {"a": (3, "length"), "b": (100, "length"), "c": (9, "stop")}
+    assert core.model_executor.drawn == 3 + 100 + 9 + later
 
 
 @LATER
@@ -151,6 +142,7 @@ def test_who_knocks_waits_for_one_step(later: bool, capsys: pytest.CaptureFixtur
         assert (burst.turns, burst.steps) == (1 + count, STEPS + count)
     core.input_queue.get()  # type: ignore[attr-defined]
     core.step_fn()
+    assert core.scheduler.requests["s"].num_in_flight_tokens == 0
     assert burst.steps == STEPS + 3 + STEPS and not capsys.readouterr().err
 
 
@@ -211,94 +203,6 @@ def test_who_is_given_up_between_two_turns_is_gone(later: bool) -> None:
     assert stays.num_output_tokens == 120 and gone.num_output_tokens < 120 and "a" not in core.model_executor.known
 
 
-SEQUENCES: dict[str, Callable[[Sequence], Any]] = {
-    **{name: lambda row, name=name: setattr(row, name, 1) for name in UNKNOWN_OF_A_SEQUENCE},
-    "pooling": lambda row: setattr(row, "sampling_params", None),
-    "prompt_logprobs": lambda row: setattr(row.sampling_params, "prompt_logprobs", 0),
-    "repetition_detection": lambda row: setattr(row.sampling_params, "repetition_detection", object()),
-    "stop strings": lambda row: setattr(row.sampling_params, "stop", ["end"]),
-    "a prompt that is not read to its end": lambda row: setattr(row, "num_computed_tokens", row.num_computed_tokens - 1),
-    "no token more": lambda row: setattr(row, "max_tokens", row.num_output_tokens),
-}
-
-
-@LATER
-@pytest.mark.parametrize("kind", SEQUENCES)
-def test_a_sequence_of_a_kind_that_is_not_known_leaves_all_to_vllm(later: bool, kind: str) -> None:
-    core = filled(Core(later=later), 4, stop_token_ids=(), ignore_eos=True)
-    burst = quick(core)
-    while burst.turns < 1:
-        core.step_fn()
-    assert not core.batch_queue
-    SEQUENCES[kind](core.scheduler.running[-1])
-    core.step_fn = burst._own = lambda: ("vLLM's own", True)  # type: ignore[assignment, method-assign]
-    free = len(core.scheduler.kv_cache_manager.free)
-    assert burst() == ("vLLM's own", True)
-    assert len(core.scheduler.kv_cache_manager.free) == free
-
-
-def of_kind(thing: Any, name: str) -> None:
-    """The same, by a class that is derived from its own and does something else."""
-    thing.__class__ = type(name, (type(thing),), {})
-
-
-def without(thing: Any, name: str) -> None:
-    """It has no such thing, neither itself nor by its class."""
-    kind = type(thing)
-
-    def has(self: Any, asked: str) -> Any:
-        if asked == name:
-            raise AttributeError(asked)
-        return kind.__getattribute__(self, asked)
-
-    thing.__class__ = type(kind.__name__, (kind,), {"__getattribute__": has})
-
-
-ODD: dict[str, Callable[[Core], Any]] = {
-    "sliding window": lambda core: of_kind(core.scheduler.kv_cache_manager.coordinator.single_type_managers[0], "RSWAManager"),
-    "two kinds of caches": lambda core: setattr(
-        core.scheduler.kv_cache_manager.coordinator, "single_type_managers", core.scheduler.kv_cache_manager.coordinator.single_type_managers * 2
-    ),
-    "diffusion": lambda core: of_kind(core.scheduler, "DiffusionAsyncScheduler"),
-    "a scheduler that is told later without a queue": lambda core: setattr(core, "batch_queue", None),
-    "no queue": lambda core: delattr(core, "batch_queue"),
-    "no aborts": lambda core: without(core, "_process_aborts_queue"),
-    **{f"in use: {name}": lambda core, name=name: setattr(core.scheduler, name, True) for name in UNKNOWN},
-    **{f"no {name}": lambda core, name=name: without(core.scheduler, name) for name in NEEDED},
-    **{f"no {name} of the cache": lambda core, name=name: without(core.scheduler.kv_cache_manager, name) for name in NEEDED_OF_THE_CACHE},
-}
-
-
-@pytest.mark.parametrize("odd", ODD)
-def test_an_engine_of_a_kind_that_is_not_known_is_left_alone(odd: str) -> None:
-    core = Core(later=True)
-    ODD[odd](core)
-    own = core.step_fn
-    assert quicken(core.llm) is None and core.step_fn == own
-
-
-def test_an_engine_in_another_process_is_left_alone() -> None:
-    assert quicken(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace()))) is None
-
-
-@LATER
-@pytest.mark.parametrize("name", BUSY)
-def test_a_turn_that_told_more_than_tokens_is_not_repeated(later: bool, name: str) -> None:
-    """What a scheduler's output tells beside its tokens was done once: steps that are made from it would do it again."""
-    core = filled(Core(later=later), 4)
-    own = core.scheduler.schedule
-
-    def schedule() -> Any:
-        output = own()
-        if output.scheduled_cached_reqs.req_ids:
-            setattr(output, name, type("Something", (frozenset,), {"__bool__": lambda self: True})())
-        return output
-
-    core.scheduler.schedule = schedule  # type: ignore[method-assign]
-    burst = quick(core)
-    assert len(core.run()) == 4 and not burst.steps
-
-
 @LATER
 def test_a_pause_is_kept(later: bool) -> None:
     core = Core(later=later)
@@ -311,8 +215,13 @@ def test_a_pause_is_kept(later: bool) -> None:
     for _ in range(4):
         core.step_fn()
     assert core.scheduler.requests["s"].num_output_tokens == written and burst.turns == turns
+    core.scheduler.add(Sequence("new", [1], 2, Params(ignore_eos=True)))
+    core.step_fn()
     core.scheduler.pause_state.name = "UNPAUSED"
-    assert len(core.run()["s"][0]) == 150 - written and burst.turns > turns
+    while "new" in core.scheduler.requests:
+        core.step_fn()
+    assert core.scheduler.requests["s"].num_output_tokens < written + 8
+    assert core.run()["s"][1] == "length" and burst.turns > turns
 
 
 @LATER
@@ -351,27 +260,28 @@ def test_the_model_runner_hears_of_the_last_end(later: bool) -> None:
     assert not core.model_executor.known and not core.model_executor.asked
 
 
-@pytest.mark.parametrize("cuts", [False, True])
-def test_a_stop_string_is_met_step_by_step_where_vllm_would_keep_what_is_behind_it(cuts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    processor = type("OutputProcessor", (), {"_trim_surplus_tokens": None} if cuts else {})
-    for name in ("vllm", "vllm.v1", "vllm.v1.engine", "vllm.v1.engine.output_processor"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(sys.modules["vllm.v1.engine.output_processor"], "OutputProcessor", processor, raising=False)
-    core = filled(Core(later=True), 4, stop=("end",))
-    burst = quick(core)
-    core.run()
-    assert bool(burst.steps) == cuts
-
-
 def test_what_is_undone_is_vllms_own_again() -> None:
     core = filled(Core(later=True), 8)
     burst = quick(core)
     burst.undo()
+    assert core.step_fn == core._step_later and core.scheduler.schedule == type(core.scheduler).schedule.__get__(core.scheduler)
     found, turns = core.run(), core.scheduler.turns
     assert not burst.steps and turns > 100
     again = filled(Core(later=True), 8)
     quick(again)
     assert again.run() == found and again.scheduler.turns < turns / 2
+
+
+def test_after_a_time_by_itself_the_scheduler_is_asked_first() -> None:
+    core = filled(Core(later=False), 4)
+    burst = quick(core)
+    while burst.turns < 1:
+        core.step_fn()
+    burst.undo()
+    burst.use()
+    turns = core.scheduler.turns
+    core.step_fn()
+    assert burst.turns == 1 and core.scheduler.turns == turns + 1
 
 
 def test_a_step_that_does_not_give_everybody_a_token_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
