@@ -35,10 +35,9 @@ UNKNOWN = (
     "use_eagle", "defer_block_free", "needs_kv_cache_zeroing",
 )  # fmt: skip
 """Of a scheduler: what is not understood here, when it is in use."""
-UNKNOWN_OF_A_SEQUENCE = (
-    "use_structured_output", "num_output_placeholders", "spec_token_ids", "has_encoder_inputs", "resumable", "num_stale_output_tokens",
-    "async_tokens_to_discard",
-)  # fmt: skip
+UNKNOWN_OF_A_SEQUENCE = ("use_structured_output", "has_encoder_inputs", "resumable")
+UNDER_WAY = ("num_output_placeholders", "spec_token_ids", "num_stale_output_tokens", "async_tokens_to_discard")
+"""Of a sequence: what vLLM waits for."""
 BUSY = (
     "preempted_req_ids", "has_structured_output_requests", "kv_connector_metadata", "ec_connector_metadata", "kv_cache_block_copies",
     "free_encoder_mm_hashes", "encoder_input_updates", "new_block_ids_to_zero",
@@ -87,7 +86,7 @@ class Burst:
     def _asked(self, *arguments: Any, **options: Any) -> Any:
         """vLLM's scheduler, watched."""
         found = self._schedule(*arguments, **options)
-        self._settled = decodes_alone(found)
+        self._settled = decodes_alone(found) and all(map(self._is_known, self._scheduler.running))
         self._template = found
         self._left, self._unasked = len(found.num_scheduled_tokens), 0
         _, self._waiting = self._scheduler.get_request_counts()
@@ -101,16 +100,18 @@ class Burst:
         nobody_fits = waiting <= self._waiting and running * FREE > self._left * (FREE - 1) and self._unasked < PATIENCE
         return running > 0 and (waiting == 0 or nobody_fits)
 
+    def _is_known(self, row: Any) -> bool:
+        """Decided with the scheduler's turn, before anything that is under way is waited for: vLLM keeps the pace of its own steps."""
+        params = row.sampling_params
+        if params is None or params.prompt_logprobs is not None or getattr(params, "repetition_detection", None) is not None:
+            return False
+        return (not params.stop or self._words) and not any(getattr(row, name, None) for name in UNKNOWN_OF_A_SEQUENCE)
+
     def _rows(self) -> list[Row]:
-        """Those that have room, with it; none where one is of a kind that is not known here."""
+        """Those that have room, with it; none where vLLM waits for something, or one has no token left to make."""
         ends, longest = [], self._scheduler.max_model_len
         for row in self._scheduler.running:
-            params = row.sampling_params
-            if params is None or params.prompt_logprobs is not None or getattr(params, "repetition_detection", None) is not None:
-                return []
-            if params.stop and not self._words:
-                return []
-            if row.num_tokens != row.num_computed_tokens + 1 or any(getattr(row, name, None) for name in UNKNOWN_OF_A_SEQUENCE):
+            if row.num_tokens != row.num_computed_tokens + 1 or any(getattr(row, name, None) for name in UNDER_WAY):
                 return []
             ends.append(min(row.max_tokens - row.num_output_tokens, longest - row.num_tokens))
         if min(ends) < 1:

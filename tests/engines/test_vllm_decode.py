@@ -92,9 +92,9 @@ def test_where_memory_is_short_the_scheduler_says_who_gives_way() -> None:
 
 
 def test_who_found_no_room_is_not_left_behind() -> None:
-    core = Core(blocks=26, later=False)
-    for name in "ab":
-        core.scheduler.add(Sequence(name, [1], 78, Params(ignore_eos=True)))
+    core = Core(blocks=32, later=False)
+    for name, most in (("a", 86), ("b", 110)):
+        core.scheduler.add(Sequence(name, [1], most, Params(ignore_eos=True)))
     burst, alone = quick(core), 0
     while core.scheduler.requests:
         turns, before = core.scheduler.turns, burst.turns

@@ -15,6 +15,7 @@ from rftcli.engines.vllm_decode import (
     BUSY,
     NEEDED,
     NEEDED_OF_THE_CACHE,
+    UNDER_WAY,
     UNKNOWN,
     UNKNOWN_OF_A_SEQUENCE,
     decodes_alone,
@@ -27,26 +28,51 @@ LATER = pytest.mark.parametrize("later", [False, True], ids=["told at once", "to
 
 SEQUENCES: dict[str, Callable[[Sequence], Any]] = {
     **{name: lambda row, name=name: setattr(row, name, 1) for name in UNKNOWN_OF_A_SEQUENCE},
-    "pooling": lambda row: setattr(row, "sampling_params", None),
     "prompt_logprobs": lambda row: setattr(row.sampling_params, "prompt_logprobs", 0),
     "repetition_detection": lambda row: setattr(row.sampling_params, "repetition_detection", object()),
     "stop strings": lambda row: setattr(row.sampling_params, "stop", ["end"]),
-    "a prompt that is not read to its end": lambda row: setattr(row, "num_computed_tokens", row.num_computed_tokens - 1),
-    "no token more": lambda row: setattr(row, "max_tokens", row.num_output_tokens),
 }
 
 
 @LATER
 @pytest.mark.parametrize("kind", SEQUENCES)
 def test_a_sequence_of_a_kind_that_is_not_known_leaves_all_to_vllm(later: bool, kind: str) -> None:
+    """Also the pace: a step is sent while the one before it is read."""
+    plain, core = (filled(Core(later=later), 4, stop_token_ids=(), ignore_eos=True) for _ in range(2))
+    for one in (plain, core):
+        SEQUENCES[kind](one.scheduler.requests["s2"])
+    burst = quicken(core.llm)
+    assert burst is not None
+    while "s2" in core.scheduler.requests:
+        (told, _), (expected, _) = core.step_fn(), plain.step_fn()
+        assert told == expected and core.model_executor.unread == plain.model_executor.unread
+    assert not burst.steps
+    core.run()
+
+
+def test_a_pooling_sequence_is_not_known() -> None:
+    burst = quicken(Core(later=True).llm)
+    assert burst is not None and not burst._is_known(SimpleNamespace(sampling_params=None))
+
+
+STATES: dict[str, Callable[[Sequence], Any]] = {
+    **{name: lambda row, name=name: setattr(row, name, 1) for name in UNDER_WAY},
+    "a prompt that is not read to its end": lambda row: setattr(row, "num_computed_tokens", row.num_computed_tokens - 1),
+    "no token more": lambda row: setattr(row, "max_tokens", row.num_output_tokens),
+}
+
+
+@LATER
+@pytest.mark.parametrize("state", STATES)
+def test_a_sequence_that_vllm_waits_for_leaves_the_step_to_vllm(later: bool, state: str) -> None:
     core = filled(Core(later=later), 4, stop_token_ids=(), ignore_eos=True)
     burst = quicken(core.llm)
     assert burst is not None
     while burst.turns < 1:
         core.step_fn()
     assert not core.batch_queue
-    SEQUENCES[kind](core.scheduler.running[-1])
-    core.step_fn = burst._own = lambda: ("vLLM's own", True)  # type: ignore[assignment, method-assign]
+    STATES[state](core.scheduler.running[-1])
+    burst._own = lambda: ("vLLM's own", True)  # type: ignore[assignment, method-assign]
     free = len(core.scheduler.kv_cache_manager.free)
     assert burst() == ("vLLM's own", True)
     assert len(core.scheduler.kv_cache_manager.free) == free
