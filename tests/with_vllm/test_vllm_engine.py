@@ -195,6 +195,24 @@ def test_answers_go_on(kit: SimpleNamespace, burst: Burst) -> None:
     assert steps > 0
 
 
+def test_an_answer_is_found_again_by_a_prompt_that_goes_on_from_it(kit: SimpleNamespace, burst: Burst) -> None:
+    """A conversation: the cache holds an answer to its last whole block, as much as by vLLM alone."""
+    from vllm import SamplingParams
+
+    def sample() -> Any:
+        kit.llm.reset_prefix_cache()
+        params = [SamplingParams(seed=length, max_tokens=length, ignore_eos=True) for length in range(50, 90)]
+        prompts = [[1, *(10 + (place * length) % 190 for place in range(9))] for length in range(50, 90)]
+        first = kit.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        longer = [[*ids, *one.outputs[0].token_ids, 20] for ids, one in zip(prompts, first, strict=True)]
+        more = kit.llm.generate([{"prompt_token_ids": ids} for ids in longer], SamplingParams(max_tokens=1), use_tqdm=False)
+        return [one.num_cached_tokens for one in more], longer
+
+    quick, plain, steps = both_ways(burst, sample)
+    assert quick == plain
+    assert min(quick[0]) >= 32 and max(quick[0]) >= 96 and steps > 50
+
+
 def test_a_caller_that_leaves_takes_its_sequences_along(kit: SimpleNamespace, burst: Burst) -> None:
     settings = {"ignore_eos": True, "max_new_tokens": 90}
     whole, free = sampled(kit, **settings), free_blocks(kit)
