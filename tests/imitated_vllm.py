@@ -1,98 +1,13 @@
-"""As much of vLLM's engine core as decides what is sent to its model runner, and a runner that checks it: counts, blocks, who has ended.
-
-Tokens are a function of the sequence and the position, so whatever the way, the same answers have to come out.
-"""
+"""As much of vLLM's engine core as decides what is sent to its model runner: who is let in, who gives way, blocks, ends, what is told when."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
-
-BLOCK, VOCABULARY, LONGEST = 4, 50, 200
-END = 7
-
-
-@dataclass
-class Params:
-    stop_token_ids: tuple[int, ...] = ()
-    eos_token_id: int | None = END
-    ignore_eos: bool = False
-    prompt_logprobs: int | None = None
-    logprobs: bool = False
-
-
-@dataclass(eq=False)
-class Sequence:
-    request_id: str
-    all_token_ids: list[int]
-    max_tokens: int
-    sampling_params: Params
-    num_computed_tokens: int = 0
-    num_in_flight_tokens: int = 0
-    num_output_placeholders: int = 0
-    use_structured_output: bool = False
-    finish: str | None = None
-
-    def __post_init__(self) -> None:
-        self.prompt = len(self.all_token_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.all_token_ids)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return self.num_tokens - self.prompt
-
-    def append_output_token_ids(self, ids: int | list[int]) -> None:
-        self.all_token_ids.extend([ids] if isinstance(ids, int) else ids)
-
-
-@dataclass
-class Cached:
-    req_ids: list[str]
-    resumed_req_ids: set[str] = field(default_factory=set)
-    new_token_ids: list[Any] = field(default_factory=list)
-    all_token_ids: dict[str, list[int]] = field(default_factory=dict)
-    new_block_ids: list[Any] = field(default_factory=list)
-    num_computed_tokens: list[int] = field(default_factory=list)
-    num_output_tokens: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Output:
-    scheduled_new_reqs: list[Sequence]
-    scheduled_cached_reqs: Cached
-    num_scheduled_tokens: dict[str, int]
-    total_num_scheduled_tokens: int
-    finished_req_ids: set[str]
-    new_blocks_of_new: dict[str, list[int]] = field(default_factory=dict)
-    scheduled_spec_decode_tokens: dict[str, Any] = field(default_factory=dict)
-    scheduled_encoder_inputs: dict[str, Any] = field(default_factory=dict)
-    preempted_req_ids: set[str] = field(default_factory=set)
-    new_block_ids_to_zero: list[int] | None = None
-
-
-class Logprobs(NamedTuple):
-    logprob_token_ids: Any
-    logprobs: Any
-    cu_num_generated_tokens: list[int] | None = None
-
-    def of(self, place: int, count: int) -> list[float]:
-        start = place if self.cu_num_generated_tokens is None else self.cu_num_generated_tokens[place]
-        return [float(value) for value in self.logprobs[start : start + count, 0]]
-
-
-@dataclass
-class Made:
-    req_ids: list[str]
-    req_id_to_index: dict[str, int]
-    sampled_token_ids: list[list[int]]
-    logprobs: Logprobs | None = None
+from imitated_vllm_runner import BLOCK, LONGEST, Cached, Made, Output, Params, Runner, Sequence
 
 
 class FullAttentionManager:
@@ -109,6 +24,9 @@ class Room(NamedTuple):
 class Cache:
     def __init__(self, blocks: int) -> None:
         self.free, self.held, self.cached = list(range(blocks)), {}, {}  # type: ignore[var-annotated]
+        self.left_behind: dict[str, int] = {}
+        """Of sequences that are gone: how many of their tokens others may find."""
+        self.begun = 0
         self.coordinator = SimpleNamespace(single_type_managers=(FullAttentionManager(),))
 
     def allocate_slots(self, request: Sequence, num_new_tokens: int, **more: Any) -> Room | None:
@@ -118,7 +36,12 @@ class Cache:
             return None
         new = [self.free.pop() for _ in range(needed)]
         held += new
+        self.cache_blocks(request, min(request.num_computed_tokens + num_new_tokens, request.num_tokens))
         return Room(new)
+
+    def new_step_starts(self) -> None:
+        """As in vLLM; the state of its managers for one step is not imitated."""
+        self.begun += 1
 
     def cache_blocks(self, request: Sequence, tokens: int) -> None:
         assert self.cached.get(request.request_id, 0) <= tokens <= request.num_tokens
@@ -126,13 +49,14 @@ class Cache:
 
     def give_back(self, request: Sequence) -> None:
         self.free += self.held.pop(request.request_id, [])
-        self.cached.pop(request.request_id, None)
+        self.left_behind[request.request_id] = self.cached.pop(request.request_id, 0)
 
 
 class Scheduler:
     """One turn for one step. `later`: tokens of a step are told after the next was sent."""
 
     later = False
+    connector = None
 
     def __init__(self, rows: int, blocks: int) -> None:
         self.running: list[Sequence] = []
@@ -140,7 +64,12 @@ class Scheduler:
         self.requests: dict[str, Sequence] = {}
         self.finished_req_ids: set[str] = set()
         self.max_model_len, self.most, self.kv_cache_manager = LONGEST, rows, Cache(blocks)
-        self.turns = self.preempted = 0
+        self.prev_step_scheduled_req_ids: set[str] = set()
+        self.pause_state = SimpleNamespace(name="UNPAUSED")
+        self.turns = self.preempted = self.looked = 0
+
+    def get_request_counts(self) -> tuple[int, int]:
+        return len(self.running), len(self.waiting)
 
     def add(self, request: Sequence) -> None:
         self.requests[request.request_id] = request
@@ -148,12 +77,13 @@ class Scheduler:
 
     def schedule(self) -> Output:
         self.turns += 1
+        self.kv_cache_manager.new_step_starts()
         sent: dict[str, int] = {}
         rooms: dict[str, Room] = {}
         gone: set[str] = set()
         going: list[Sequence] = []
         for request in list(self.running):
-            if request not in self.running:
+            if request not in self.running or self.pause_state.name == "PAUSED_ALL":
                 continue
             if request.num_output_placeholders and request.num_output_tokens + request.num_output_placeholders >= request.max_tokens:
                 continue
@@ -172,8 +102,10 @@ class Scheduler:
                 sent[request.request_id], rooms[request.request_id] = 1, room
                 going.append(request)
         new: list[Sequence] = []
-        while self.waiting and len(self.running) < self.most and not gone:
+        while self.waiting and len(self.running) < self.most and not gone and self.pause_state.name == "UNPAUSED":
             request = self.waiting[0]
+            if request.compiled_at > self.turns:
+                break
             room = self.kv_cache_manager.allocate_slots(request, request.num_tokens)
             if room is None:
                 break
@@ -183,6 +115,7 @@ class Scheduler:
             sent[request.request_id], rooms[request.request_id] = request.num_tokens, room
         cached = Cached(
             req_ids=[one.request_id for one in going],
+            all_token_ids={one.request_id: list(one.all_token_ids) for one in going if one.request_id not in self.prev_step_scheduled_req_ids},
             new_block_ids=[rooms[one.request_id].get_block_ids(allow_none=True) for one in going],
             num_computed_tokens=[one.num_computed_tokens for one in going],
             num_output_tokens=[one.num_output_tokens + one.num_output_placeholders for one in going],
@@ -190,6 +123,8 @@ class Scheduler:
         ended, self.finished_req_ids = self.finished_req_ids, set()
         blocks = {one.request_id: rooms[one.request_id].new for one in new}
         output = Output(new, cached, sent, sum(sent.values()), ended, blocks, preempted_req_ids=gone)
+        self.prev_step_scheduled_req_ids.clear()
+        self.prev_step_scheduled_req_ids.update(sent)
         for one in (*going, *new):
             one.num_computed_tokens += sent[one.request_id]
             one.num_in_flight_tokens += sent[one.request_id]
@@ -205,14 +140,17 @@ class Scheduler:
 
     def update_from_output(self, output: Output, made: Made) -> dict[int, Any]:
         told = []
+        assert output.total_num_scheduled_tokens == sum(output.num_scheduled_tokens.values())
         for name, count in output.num_scheduled_tokens.items():
             request = self.requests.get(name)
             if request is None:
                 continue
             request.num_in_flight_tokens -= count
+            assert request.num_in_flight_tokens >= 0
             place = made.req_id_to_index[name]
             ids, stopped = self._update_request_with_output(request, made.sampled_token_ids[place])
-            logprobs = made.logprobs.of(place, len(ids)) if made.logprobs is not None and request.sampling_params.logprobs else None
+            asked = request.sampling_params.logprobs
+            logprobs = None if asked is None or made.logprobs is None else made.logprobs.of(place, len(ids), asked + 1)
             if stopped:
                 self.finish(request)
             told.append(SimpleNamespace(request_id=name, new_token_ids=ids, finish=request.finish, logprobs=logprobs))
@@ -228,6 +166,7 @@ class Scheduler:
 
     def _update_request_with_output(self, request: Sequence, ids: list[int]) -> tuple[list[int], bool]:
         for number, token in enumerate(ids, 1):
+            self.looked += 1
             request.append_output_token_ids(token)
             params = request.sampling_params
             if token in params.stop_token_ids or (token == params.eos_token_id and not params.ignore_eos):
@@ -247,80 +186,28 @@ class AsyncScheduler(Scheduler):
         found, stopped = super()._update_request_with_output(request, ids)
         request.num_output_placeholders -= len(found)
         assert request.num_output_placeholders >= 0
-        if not stopped:
-            self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
+        self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
         return found, stopped
-
-
-class Runner:
-    """Takes steps, and does not believe them."""
-
-    def __init__(self, rows: int, *, waits: bool) -> None:
-        self.rows, self.waits, self.steps = rows, waits, 0
-        self.known: dict[str, list[int]] = {}
-        """Tokens that it has read or drawn."""
-        self.read: dict[str, int] = {}
-        self.blocks: dict[str, int] = {}
-        self._sent: Made | None = None
-
-    def execute_model(self, output: Output, non_block: bool = False) -> Any:
-        assert self._sent is None and len(output.num_scheduled_tokens) <= self.rows
-        self.steps += bool(output.num_scheduled_tokens)
-        for name in output.finished_req_ids | output.preempted_req_ids:
-            for told in (self.known, self.read, self.blocks):
-                del told[name]  # once, and only what it knows
-        for one in output.scheduled_new_reqs:
-            self.known[one.request_id], self.read[one.request_id] = list(one.all_token_ids), 0
-            self.blocks[one.request_id] = len(output.new_blocks_of_new[one.request_id])
-        cached = output.scheduled_cached_reqs
-        for name, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
-            assert computed == self.read[name] == len(self.known[name]) - 1
-            self.blocks[name] += len(blocks[0]) if blocks else 0
-        names = list(reversed(output.num_scheduled_tokens))  # an order of its own
-        ids, chances = [], []
-        for name in names:
-            self.read[name] += output.num_scheduled_tokens[name]
-            assert self.read[name] == len(self.known[name]) <= self.blocks[name] * BLOCK
-            self.known[name].append(token(name, self.read[name]))
-            ids.append([self.known[name][-1]])
-            chances.append([chance(name, self.read[name])])
-        index = {name: place for place, name in enumerate(names)}
-        self._sent = Made(names, index, ids, Logprobs(np.array(ids), np.array(chances)) if names else None)
-        return done(None)
-
-    def sample_tokens(self, grammar: Any, non_block: bool = False) -> Any:
-        made, self._sent = self._sent, None
-        return done(made) if non_block else made
-
-
-def token(name: str, position: int) -> int:
-    return (sum(map(ord, name)) * 31 + position * position * 17 + position) % VOCABULARY
-
-
-def chance(name: str, position: int) -> float:
-    return -float(token(name, position)) - position / 1000
-
-
-def done(value: Any) -> Any:
-    return SimpleNamespace(result=lambda: value)
 
 
 class Core:
     def __init__(self, rows: int = 8, blocks: int = 10_000, *, later: bool) -> None:
         self.scheduler: Scheduler = (AsyncScheduler if later else Scheduler)(rows, blocks)
-        self.scheduler.connector = None  # type: ignore[attr-defined]
         self.model_executor = Runner(rows, waits=later)
         self.batch_queue: deque[Any] | None = deque(maxlen=2) if later else None
         self.step_fn = self._step_later if later else self._step
-        self.aborts = 0
+        self.given_up: list[Sequence] = []
 
     def _process_aborts_queue(self) -> None:
-        self.aborts += 1
+        while self.given_up:
+            self.scheduler.finish(self.given_up.pop())
 
     def _step(self) -> tuple[Any, bool]:
         output = self.scheduler.schedule()
         self.model_executor.execute_model(output, non_block=True)
-        return self.scheduler.update_from_output(output, self.model_executor.sample_tokens(None)), True
+        made = self.model_executor.sample_tokens(None)
+        self._process_aborts_queue()
+        return self.scheduler.update_from_output(output, made), True
 
     def _step_later(self) -> tuple[Any, bool]:
         assert self.batch_queue is not None
@@ -330,16 +217,18 @@ class Core:
         if len(self.batch_queue) < 2 and output.num_scheduled_tokens:
             return None, True
         future, output, _ = self.batch_queue.pop()
-        return self.scheduler.update_from_output(output, future.result()), True
+        made = future.result()
+        self._process_aborts_queue()
+        return self.scheduler.update_from_output(output, made), True
 
     @property
     def llm(self) -> Any:
         return SimpleNamespace(llm_engine=SimpleNamespace(engine_core=SimpleNamespace(engine_core=self)))
 
-    def run(self, limit: int = 5_000) -> dict[str, tuple[list[int], str, list[float]]]:
+    def run(self, limit: int = 5_000) -> dict[str, tuple[list[int], str, list[Any]]]:
         """(tokens, why it ended, log-probs) of everybody."""
-        found: dict[str, tuple[list[int], list[float]]] = {}
-        ended: dict[str, tuple[list[int], str, list[float]]] = {}
+        found: dict[str, tuple[list[int], list[Any]]] = {}
+        ended: dict[str, tuple[list[int], str, list[Any]]] = {}
         for _ in range(limit):
             if not self.scheduler.requests:
                 return ended
@@ -351,3 +240,11 @@ class Core:
                 if one.finish:
                     ended[one.request_id] = ids, one.finish, chances
         raise AssertionError("it does not end")
+
+
+def filled(core: Core, count: int, seed: int = 0, **more: Any) -> Core:
+    draw = random.Random(seed)
+    for number in range(count):
+        params = Params(**{"stop_token_ids": (number % 11,), "ignore_eos": number % 3 == 0, "logprobs": (None, 0, 3)[number % 3]} | more)
+        core.scheduler.add(Sequence(f"s{number}", [1] * draw.randint(1, 30), draw.choice([1, 2, 31, 32, 33, 64, 90, 150]), params))
+    return core

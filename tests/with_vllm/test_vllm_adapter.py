@@ -16,6 +16,7 @@ import torch.distributed as dist
 from rftcli.builtin import builtin_path
 from rftcli.engines.vllm import VLLMSampler, start
 from rftcli.engines.vllm_adapter import held_by, room_for
+from rftcli.engines.vllm_decode import quicken
 from rftcli.models.load import load_causal_lm, load_tokenizer
 from rftcli.models.lora import AdaptedWeights, attach
 from rftcli.runtime.engine_folder import config_folder
@@ -110,3 +111,20 @@ def test_merged_weights_are_taken_as_well(kit: SimpleNamespace) -> None:
     before = agrees(kit, 6)
     push(kit, 7)
     assert Counted.bases == 2 and len(agrees(kit, 7)) == len(before)
+
+
+def test_several_steps_for_a_turn_of_the_scheduler_sample_the_same_with_an_adapter(kit: SimpleNamespace) -> None:
+    move(kit, 8)
+    push(kit, 8)
+    burst = quicken(kit.llm)
+    assert burst is not None
+    before = burst.steps
+    asked: dict[str, Any] = {"samples": 24, "ignore_eos": True, "max_new_tokens": 70, "logprobs": True}
+    quick = [(made.trace.ids, made.trace.logprobs) for made in kit.contract.sample(**asked)]
+    steps = burst.steps - before
+    burst.undo()
+    try:
+        assert quick == [(made.trace.ids, made.trace.logprobs) for made in kit.contract.sample(**asked)]
+    finally:
+        burst.use()
+    assert steps > 50
