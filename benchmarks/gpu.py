@@ -12,9 +12,11 @@ on a new machine compiles for one to two minutes. Peers need their packages: pip
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,6 +117,14 @@ MACHINES: dict[int, tuple[Item, ...]] = {
 }
 
 
+def without(item: Item, there: Sequence[Path]) -> str:
+    """In words, the sides that have no result yet."""
+    asked = item.command[item.command.index("--sides") + 1].split(",") if "--sides" in item.command else []
+    found = {side for path in there if asked for side in json.loads(path.read_text(encoding="utf-8"))["sides"]}
+    missing = [side for side in asked if side not in found]
+    return f", but for {', '.join(missing)}: --again measures all sides" if missing else ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpus", type=int, choices=list(MACHINES), help="0: a CPU")
@@ -133,7 +143,8 @@ def main() -> None:
             continue
         there = sorted(options.out.glob(item.result))
         left = options.minutes - (time.monotonic() - start) / 60
-        state = "there already" if there and not options.again else "needs --model" if item.real and options.model is None else ""
+        unreal = "needs --model" if item.real and options.model is None else ""
+        state = f"there already{without(item, there)}" if there and not options.again else unreal
         if not state and item.minutes > left:
             state = f"no time: {item.minutes:g} min"
         print(f"{item.minutes:4.0f} min  {item.what}: {state or text}", flush=True)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from benchmarks.against import SIDES, planned, recipe
-from benchmarks.gpu import MACHINES, Item
+from benchmarks.gpu import MACHINES, Item, against, without
 from benchmarks.workloads import SHAPES, WORKLOADS
 from rftcli.plan.compile import compile_plan
 from rftcli.plan.facts import Facts, MachineFacts, ModelFacts, ScorerFacts
@@ -87,3 +87,11 @@ def test_results_have_names_of_their_own() -> None:
 def test_what_a_plan_holds_by_stage() -> None:
     rows = [{"name": "weights", "gib": {"rollout": 1.0, "learn": 1.0}}, {"name": "cache", "gib": {"rollout": 3.0}}]
     assert planned({"memory": {"rows": rows}}) == {"rollout": 4.0, "learn": 1.0} and planned({"memory": None}) == {}
+
+
+def test_sides_without_a_result_are_told(tmp_path: Path) -> None:
+    result = tmp_path / "against-c1-cpu.json"
+    result.write_text('{"sides": {"rft": {}, "plain": {}}}')
+    assert without(against("c1", 1, "c1", sides="rft,trl-tuned,plain"), [result]) == ", but for trl-tuned: --again measures all sides"
+    assert without(against("c1", 1, "c1", sides="rft,plain"), [result]) == ""
+    assert without(Item(what="w", minutes=1, command=("-m", "benchmarks.growth"), result="g.json"), [result]) == ""

@@ -23,5 +23,5 @@ def test_an_evaluation_that_waits_for_a_server_says_so_and_stops_when_asked_to(t
     attempt.create()
     attempt.request_stop("interrupt")
     emit = SimpleNamespace(log=lambda text: None, warn=lambda code, text: None)
-    with pytest.raises(HeldUpError, match="asked to stop while vLLM server http://127.0.0.1:9 was waited for"):
+    with pytest.raises(HeldUpError, match=r"asked to stop while vLLM server http://127\.0\.0\.1:9 was waited for"):
         evaluate_only(plan, run, attempt, SoloWorld(), emit, checkpoint=None)
