@@ -140,6 +140,7 @@ class Scheduler:
 
     def update_from_output(self, output: Output, made: Made) -> dict[int, Any]:
         told = []
+        assert all(made.req_ids[place] == name for name, place in made.req_id_to_index.items())
         assert output.total_num_scheduled_tokens == sum(output.num_scheduled_tokens.values())
         for name, count in output.num_scheduled_tokens.items():
             request = self.requests.get(name)
@@ -169,7 +170,7 @@ class Scheduler:
             self.looked += 1
             request.append_output_token_ids(token)
             params = request.sampling_params
-            if token in params.stop_token_ids or (token == params.eos_token_id and not params.ignore_eos):
+            if token in params.stop_token_ids or token == params.eos_token_id:
                 request.finish = "stop"
             elif request.num_output_tokens >= request.max_tokens or request.num_tokens >= LONGEST:
                 request.finish = "length"
@@ -245,6 +246,6 @@ class Core:
 def filled(core: Core, count: int, seed: int = 0, **more: Any) -> Core:
     draw = random.Random(seed)
     for number in range(count):
-        params = Params(**{"stop_token_ids": (number % 11,), "ignore_eos": number % 3 == 0, "logprobs": (None, 0, 3)[number % 3]} | more)
+        params = Params(**{"stop_token_ids": (number % 11,), "ignore_eos": number % 3 == 0, "logprobs": (None, 0, 3, 1)[number % 4]} | more)
         core.scheduler.add(Sequence(f"s{number}", [1] * draw.randint(1, 30), draw.choice([1, 2, 31, 32, 33, 64, 90, 150]), params))
     return core

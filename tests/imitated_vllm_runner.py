@@ -24,6 +24,9 @@ class Params:
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        self.eos_token_id = None if self.ignore_eos else self.eos_token_id
+
 
 @dataclass(eq=False)
 class Sequence:

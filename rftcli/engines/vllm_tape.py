@@ -66,7 +66,7 @@ class Tape:
         return replace(last, req_ids=self.names, req_id_to_index=index, sampled_token_ids=ids, logprobs=self._logprobs())
 
     def _logprobs(self) -> Any:
-        """Flat, sequence by sequence. A step has columns for what its sequences asked for, so steps may differ, or have none."""
+        """Flat, sequence by sequence. A step has columns for what its sequences asked for: the first has the most, later ones fewer or none."""
         steps = [(step, alive, made.logprobs) for step, (alive, made) in enumerate(self._made) if made.logprobs is not None]
         if not steps:
             return None
@@ -75,7 +75,7 @@ class Tape:
         found: dict[str, Any] = {"cu_num_generated_tokens": starts.tolist()}
         for name in set(one._fields) - set(found):
             parts = [np.asarray(getattr(logprobs, name)) for *_, logprobs in steps]
-            found[name] = np.zeros((int(starts[-1]), *max(part.shape[1:] for part in parts)), dtype=parts[0].dtype)
+            found[name] = np.zeros((int(starts[-1]), *parts[0].shape[1:]), dtype=parts[0].dtype)
             for (step, alive, _), part in zip(steps, parts, strict=True):
                 found[name][(starts[alive] + step, *map(slice, part.shape[1:]))] = part
         return one._replace(**found)
@@ -87,7 +87,5 @@ def _stops(rows: Sequence[Row]) -> set[int]:
     for row in rows:
         params = row.request.sampling_params
         found.update(params.stop_token_ids or ())
-        for owner in (params, row.request):
-            if not params.ignore_eos and getattr(owner, "eos_token_id", None) is not None:
-                found.add(owner.eos_token_id)
+        found.update(() if params.eos_token_id is None else (params.eos_token_id,))  # vLLM sets none where it is ignored
     return found

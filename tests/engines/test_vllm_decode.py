@@ -50,12 +50,13 @@ def test_a_long_answer_takes_a_turn_for_thirty_two_steps(later: bool) -> None:
 
 
 @LATER
-def test_nobody_goes_on_behind_its_end(later: bool) -> None:
+@pytest.mark.parametrize("end", [Params(stop_token_ids=(token("c", 9),), ignore_eos=True), Params(eos_token_id=token("c", 9))], ids=["stop", "end"])
+def test_nobody_goes_on_behind_its_end(later: bool, end: Params) -> None:
     """One ends early, the other does not wait for a turn's end to be alone; only the step that was sent already is too much."""
     core = Core(later=later)
     for name, most in (("a", 3), ("b", 100)):
         core.scheduler.add(Sequence(name, [1], most, Params(ignore_eos=True)))
-    core.scheduler.add(Sequence("c", [1], 100, Params(stop_token_ids=(token("c", 9),), ignore_eos=True)))
+    core.scheduler.add(Sequence("c", [1], 100, end))
     quick(core)
     found = core.run()
     assert {name: (len(ids), finish) for name, (ids, finish, _) in found.items()} == {"a": (3, "length"), "b": (100, "length"), "c": (9, "stop")}
