@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-BLOCK, VOCABULARY, LONGEST = 4, 50, 400
+BLOCK, VOCABULARY, LONGEST = 4, 50, 800
 END = 7
 
 

@@ -25,10 +25,10 @@ import numpy as np
 from rftcli.engines.vllm_tape import Row, Tape
 from rftcli.errors import RftError
 
-STEPS = 32
+STEPS = 64
 FREE = 16
-"""Where sequences wait, the scheduler is asked again as soon as one of so many has ended."""
-PATIENCE = 4
+"""Where sequences wait, a turn ends and the scheduler is asked again as soon as one of so many has ended."""
+PATIENCE = 2
 """Or after so many turns: who waits may wait for something else than an end (a form that is compiled, its turn among prompts)."""
 UNKNOWN = (
     "connector", "ec_connector", "aux_output_connector", "enable_return_routed_experts", "return_sampling_mask", "num_spec_tokens", "use_pp",
@@ -147,7 +147,7 @@ class Burst:
         alive, names, sent = tape.alive(), dict.fromkeys(tape.names, 1), dict[str, int]()
         first = self._first(rows)
         under_way: deque[Any] = deque()
-        while alive.size and not (tape.step and self._knocked()):
+        while alive.size and not (tape.step and self._is_wanted(len(rows) - len(alive), len(rows))):
             counts = {"num_computed_tokens": (computed[alive] + tape.step).tolist(), "num_output_tokens": (written[alive] + tape.step).tolist()}
             output = self._output(names, counts | first)
             under_way.append((tape.step, alive, list(names), self._sent(output)))
@@ -166,8 +166,9 @@ class Burst:
             sys.stderr.write(f"rft: up to {STEPS} decode steps for a turn of the scheduler\n")  # into a server's log
         return self._settle(rows, tape)
 
-    def _knocked(self) -> bool:
-        return self._inbox is not None and not self._inbox.empty()
+    def _is_wanted(self, ended: int, whole: int) -> bool:
+        """Whether there is something to decide before a turn's last step: somebody knocks, or there is room for those who wait."""
+        return (self._inbox is not None and not self._inbox.empty()) or (self._waiting > 0 and ended * FREE >= whole)
 
     def _first(self, rows: list[Row]) -> dict[str, Any]:
         """What only the first step tells: new blocks, and to vLLM's first model runner the tokens of sequences that were not in the step before."""

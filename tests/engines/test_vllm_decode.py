@@ -111,7 +111,7 @@ def test_who_found_no_room_is_not_left_behind() -> None:
 def test_who_is_given_up_within_a_turn_is_not_told(later: bool) -> None:
     core = Core(later=later)
     for name in "ab":
-        core.scheduler.add(Sequence(name, [1], 120, Params(ignore_eos=True)))
+        core.scheduler.add(Sequence(name, [1], 4 * STEPS, Params(ignore_eos=True)))
     gone, own = core.scheduler.requests["a"], core.model_executor.execute_model
     burst = quick(core)
     while burst.turns < 1:
@@ -124,7 +124,7 @@ def test_who_is_given_up_within_a_turn_is_not_told(later: bool) -> None:
     core.model_executor.execute_model = execute_model  # type: ignore[method-assign]
     told, _ = core.step_fn()
     assert burst.turns == 2 and [one.request_id for one in told[0]] == ["b"]
-    assert len(core.run()["b"][0]) + len(told[0][0].new_token_ids) < 120 and "a" not in core.model_executor.known
+    assert len(core.run()["b"][0]) + len(told[0][0].new_token_ids) < 4 * STEPS and "a" not in core.model_executor.known
 
 
 @LATER
@@ -132,7 +132,7 @@ def test_who_knocks_waits_for_one_step(later: bool, capsys: pytest.CaptureFixtur
     """An engine in a process of its own: it takes messages between its turns."""
     core = Core(later=later)
     core.input_queue = Queue()  # type: ignore[attr-defined]
-    core.scheduler.add(Sequence("s", [1], 100, Params(ignore_eos=True)))
+    core.scheduler.add(Sequence("s", [1], 3 * STEPS, Params(ignore_eos=True)))
     burst = quick(core)
     while burst.turns < 1:
         core.step_fn()
@@ -229,7 +229,7 @@ def test_a_pause_is_kept(later: bool) -> None:
 def test_who_waits_for_something_else_than_an_end_is_looked_at(later: bool) -> None:
     """A form that is compiled, say: it could be let in long before anybody ends."""
     core = Core(later=later)
-    core.scheduler.add(Sequence("first", [1], 390, Params(ignore_eos=True)))
+    core.scheduler.add(Sequence("first", [1], 790, Params(ignore_eos=True)))
     core.scheduler.add(Sequence("second", [1], 2, Params(ignore_eos=True), compiled_at=4))
     burst = quick(core)
     while "second" in core.scheduler.requests:
@@ -246,6 +246,7 @@ def test_who_waits_for_a_place_gets_it_as_soon_as_one_has_ended(later: bool) -> 
     while "a" in core.scheduler.requests:
         core.step_fn()
     waited = core.scheduler.requests["b"].num_output_tokens
+    assert waited < 40 + 4  # not to the end of a turn
     while "c" in core.scheduler.requests:
         core.step_fn()
     assert core.scheduler.requests["b"].num_output_tokens < waited + 8
