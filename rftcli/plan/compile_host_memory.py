@@ -18,6 +18,10 @@ HOST_PROCESS_BYTES = 3 * GIB
 HOST_SHARE = 0.8
 """Of the host's memory: the rest is for the system, the page cache of the files that are written, and what else runs there."""
 COPY = "checkpoint's copy"
+KEEPS = "MALLOC_MMAP_THRESHOLD_"
+"""Of `launch.env`: blocks below it are kept by glibc, which ranks on a CPU set to all (`runtime.travel`)."""
+GIVES_BACK = 64 * 2**20
+"""A threshold at which scores of a huge vocabulary go back to the system."""
 
 
 def with_host(
@@ -25,6 +29,7 @@ def with_host(
 ) -> tuple[MemoryPlan | None, bool]:
     """(the table with what lies on the host, whether checkpoints are written behind the next steps)."""
     wanted, shape = asked.recipe.checkpoint.background, asked.shape
+    _note_holes(table, asked, notes)
     if table is None or shape is None:
         if wanted == "auto":
             notes.append("checkpoint.background false: the size of the copy is not known before the model is loaded")
@@ -72,6 +77,18 @@ def checkpoint_copy(asked: Asked, learner: LearnerPlan, shape: Shape) -> tuple[f
     if section.save_hf:
         first += memory.frozen_copy(shape.parameters, policy.dtype) + memory.frozen_copy(critic, dtype)
     return each, first
+
+
+def _note_holes(table: MemoryPlan | None, asked: Asked, notes: list[str]) -> None:
+    """On a CPU blocks of scores are kept, each of another size, and leave holes: measured as much again as the scores take, beyond the plan."""
+    if table is None or asked.world.device != "cpu" or not table.fits or KEEPS in asked.recipe.launch.env:
+        return
+    scores = max((row.gib.get("learn", 0.0) for row in table.rows if row.name == "logits"), default=0.0)
+    if table.peak[1] + scores > table.usable_gib:
+        notes.append(
+            f"memory: blocks of scores that are kept may take {scores:.2f} GiB more than {table.peak[1]:.2f} GiB, of {table.usable_gib:.2f} GiB; "
+            f"`launch.env: {{{KEEPS}: '{GIVES_BACK}'}}` gives them back, for slower updates"
+        )
 
 
 def host_rows(asked: Asked, learner: LearnerPlan, rollout: RolloutPlan, shape: Shape) -> tuple[MemoryRow, ...]:

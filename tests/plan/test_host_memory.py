@@ -69,6 +69,21 @@ def test_on_a_cpu_the_copy_lies_beside_everything_else(compiled: Compiled) -> No
     assert not compiled("rollout.hf.batch_rows=8", machine=MachineFacts(cores=2, memory_gib=6.0), **small).checkpoint.background
 
 
+def test_holes_that_scores_leave_are_told_where_they_may_not_fit(compiled: Compiled) -> None:
+    wide = {"parameters": 78_374_144, "layers": 2, "hidden": 256, "vocabulary": 150_000, "key_width": 128, "inner": 768, "max_positions": 8192}
+    roomy = compiled("checkpoint.background=false", machine=MachineFacts(cores=2, memory_gib=64.0), **wide)
+    assert roomy.memory is not None and not any("blocks of scores" in note for note in roomy.notes)
+    scores = next(row.gib["learn"] for row in roomy.memory.rows if row.name == "logits")
+    assert scores == pytest.approx((4 * 256 * 2**20 + 4 * 150_000 * 256) / GIB)
+    little = MachineFacts(cores=2, memory_gib=(roomy.memory.peak[1] + scores / 2) / 0.85)
+    tight = compiled("checkpoint.background=false", machine=little, **wide)
+    assert tight.memory is not None and tight.memory.fits and tight.memory.peak == roomy.memory.peak
+    (note,) = [note for note in tight.notes if "blocks of scores" in note]
+    assert f"may take {scores:.2f} GiB more" in note and "`launch.env: {MALLOC_MMAP_THRESHOLD_: '67108864'}`" in note
+    told = compiled("checkpoint.background=false", "launch.env={MALLOC_MMAP_THRESHOLD_: '67108864'}", machine=little, **wide)
+    assert not any("blocks of scores" in note for note in told.notes)
+
+
 def test_what_waits_lies_on_the_host(compiled: Compiled, gpus: MachineFacts) -> None:
     sets = ("algorithm.kl.coefficient=0.1", "models.reference.offload=true", "models.policy.ema={}", "train.offload.optimizer=cpu")
     plan = compiled(*sets, machine=replace(gpus, memory_gib=4000.0), ranks=8, **SEVEN)
