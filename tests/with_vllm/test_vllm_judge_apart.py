@@ -87,10 +87,10 @@ def test_a_teacher_that_the_run_starts_says_what_the_policy_says(rft: Rft, tmp_p
 
 
 def test_a_judge_that_vllm_cannot_start_is_told_with_the_end_of_its_log(rft: Rft, tmp_path: Path, judge: SimpleNamespace) -> None:
-    broken = JUDGE | {"path": judge.path, "placement": {"gpus": 0, "options": {"no_such_argument": 3}}}
+    broken = JUDGE | {"path": judge.path, "placement": {"gpus": 0, "options": {"kv_cache_dtype": "no_such_type"}}}
     (tmp_path / "r.yaml").write_text(json.dumps({
         "extends": ["quickstart"], "models": {"scorers": {"judge": broken}}, "rewards": {"default": [{"model": "judge"}]},
     }))  # fmt: skip
     code, said = rft("rewards", "try", "r.yaml", "--rows", "1")
-    assert code == 1 and f"judge `judge` ({judge.path})" in said and "no-such-argument" in said and "\n  " in said, said
+    assert code == 1 and f"judge `judge` ({judge.path})" in said and "no_such_type" in said and "\n  " in said, said
     assert not servers()
