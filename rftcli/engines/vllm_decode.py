@@ -13,7 +13,7 @@ where this vLLM would keep what is behind one.
 from __future__ import annotations
 
 import contextlib
-import sys
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -163,7 +163,7 @@ class Burst:
             self._before.update(sent)
         self.steps, self.turns, self._unasked = self.steps + tape.step, self.turns + 1, self._unasked + 1
         if self.turns == 1 and self._inbox is not None:
-            sys.stderr.write(f"rft: up to {STEPS} decode steps for a turn of the scheduler\n")  # into a server's log
+            logging.getLogger("rft").warning("rft: up to %d decode steps for a turn of the scheduler", STEPS)  # vLLM shows nothing below a warning
         return self._settle(rows, tape)
 
     def _is_wanted(self, ended: int, whole: int) -> bool:

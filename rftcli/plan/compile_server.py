@@ -15,8 +15,6 @@ from rftcli.plan.plan_engine import ServerPlan, StartPlan, VllmPlan
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
-HOST_BOUND_PARAMETERS = 2e9
-"""Up to about here a decode step of many sequences takes the host longer than the GPU."""
 SERVER_SHARE = 0.9
 """Of its GPUs' memory for a server that the run starts: it has them alone."""
 CPU_CACHE_SHARE = 0.25
@@ -117,15 +115,8 @@ def _check_gpus(start: StartPlan, recipe: Recipe, facts: Facts, world: WorldPlan
         problems.append(PlanProblem(path=path, message=message))
 
 
-def process_note(recipe: Recipe, parameters: int | None, device: str) -> str | None:
-    """Why the engine is where it is, if nobody said. On a CPU and with a larger model nothing speaks for `beside`."""
+def process_note(recipe: Recipe) -> str | None:
+    """Where the engine is, if nobody said."""
     section = recipe.rollout.vllm
-    if section.server is not None or section.process != "auto":
-        return None
-    inside = "rollout.vllm.process inside: weights are written in place"
-    if device == "cpu" or (parameters is not None and parameters > HOST_BOUND_PARAMETERS):
-        return inside
-    return (
-        f"{inside}; `beside` may sample long answers faster with small models on a GPU, whose host is what they wait for, and takes longer for new "
-        "weights and short answers: measure it before you choose it"
-    )
+    alone = section.server is None and section.process == "auto"
+    return "rollout.vllm.process inside: weights are written in place" if alone else None

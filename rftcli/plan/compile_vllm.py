@@ -92,7 +92,7 @@ def _own_engine(
         options=dict(section.options),
         **({"lora": section.lora, "process": process_of(recipe), "server": server_plan(recipe)} if name == "vllm" else {}),
     )
-    note = process_note(recipe, policy.parameters, world.device) if name == "vllm" else None
+    note = process_note(recipe) if name == "vllm" else None
     notes += [] if note is None else [note]
     if isinstance(found, VllmPlan) and found.server is not None:
         known = None not in (policy.parameters, facts.model.layers, facts.model.hidden)

@@ -128,7 +128,7 @@ def test_who_is_given_up_within_a_turn_is_not_told(later: bool) -> None:
 
 
 @LATER
-def test_who_knocks_waits_for_one_step(later: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_knocks_waits_for_one_step(later: bool, caplog: pytest.LogCaptureFixture) -> None:
     """An engine in a process of its own: it takes messages between its turns."""
     core = Core(later=later)
     core.input_queue = Queue()  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ def test_who_knocks_waits_for_one_step(later: bool, capsys: pytest.CaptureFixtur
     burst = quick(core)
     while burst.turns < 1:
         core.step_fn()
-    assert burst.steps == STEPS and "decode steps for a turn" in capsys.readouterr().err
+    assert burst.steps == STEPS and "decode steps for a turn" in caplog.text
     core.input_queue.put("a message")  # type: ignore[attr-defined]
     for count in range(1, 4):
         core.step_fn()
@@ -144,7 +144,7 @@ def test_who_knocks_waits_for_one_step(later: bool, capsys: pytest.CaptureFixtur
     core.input_queue.get()  # type: ignore[attr-defined]
     core.step_fn()
     assert core.scheduler.requests["s"].num_in_flight_tokens == 0
-    assert burst.steps == STEPS + 3 + STEPS and not capsys.readouterr().err
+    assert burst.steps == STEPS + 3 + STEPS and len(caplog.records) == 1
 
 
 @LATER
