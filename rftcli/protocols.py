@@ -154,6 +154,9 @@ class World(Protocol):
     def gather(self, value: Any) -> list[Any]:
         """Every rank's picklable value, in rank order, on every rank."""
 
+    def exchange(self, parcels: Sequence[Any]) -> list[Any]:
+        """`parcels[r]`, picklable, goes to rank r; what every rank sent to this one, in rank order. Its own comes back as it is."""
+
     def barrier(self, name: str) -> None: ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -24,6 +25,9 @@ class ThreadWorld:
         values = list(self._shared.values)
         self._shared.barrier.wait()
         return values
+
+    def exchange(self, parcels: Sequence[Any]) -> list[Any]:
+        return [pickle.loads(pickle.dumps(row[self.rank])) for row in self.gather(list(parcels))]
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]

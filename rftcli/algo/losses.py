@@ -30,6 +30,8 @@ class Loss:
     """Keyword arguments that a recipe may set."""
     source: str
     summary: str
+    only_advantages: bool = True
+    """Where the advantage is 0, so is the term and its gradient. False: there are other parts, or may be."""
     reads: tuple[str, ...] = ()
     """Further arguments: `sequence` (N,) with `num_sequences`; `chosen` (N,) bool, tokens that were chosen over the whole update."""
 
@@ -87,6 +89,7 @@ LOSSES: dict[str, Loss] = {
     ),
     "cpg": Loss(
         function=cpg,
+        only_advantages=False,
         unit="token",
         options=(*_CLIPS, "drift", "drift_bound"),
         source="CPGD, arXiv:2505.12504",
@@ -102,6 +105,7 @@ LOSSES: dict[str, Loss] = {
     ),
     "kl_cov": Loss(
         function=kl_cov,
+        only_advantages=False,
         unit="token",
         options=("share", "beta"),
         reads=("chosen",),
@@ -117,6 +121,7 @@ LOSSES: dict[str, Loss] = {
     ),
     "dro": Loss(
         function=dro,
+        only_advantages=False,
         unit="token",
         options=("beta",),
         source="DRO, arXiv:2405.19107",
@@ -124,6 +129,7 @@ LOSSES: dict[str, Loss] = {
     ),
     "python": Loss(
         function=own_loss,
+        only_advantages=False,
         unit="token",
         options=(),
         reads=_SEQUENCE,

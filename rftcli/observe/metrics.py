@@ -335,9 +335,22 @@ STEP: dict[str, Metric] = {
     "tokens_per_second_per_gpu": Metric(
         unit="tokens/s", text="`tokens` over `seconds.total` and the number of GPUs.", falls="See `seconds` for the stage that took longer.",
     ),
+    "idle_fraction": Metric(
+        unit="0 to 1",
+        text="Share of the update's tokens, prompts too, in completions whose advantage is 0: they change nothing and did not pass through the model "
+        "(`batch.skip_zero_advantage`). Entropy, KL, ratios, clipped fractions and `sampler_logprob_gap` are means over the others. 0 where no "
+        "completion of an update had an advantage: then all passed.",
+        grows="Ever fewer answers teach anything: see `zero_signal_fraction`; `rollout.dynamic` draws other prompts instead.",
+    ),
+    "rank_load": Metric(
+        unit="1 = even", text="Work of the rank with most, by the mean of all ranks, in tokens with attention weighed (`batch.balance`).",
+        grows="Few or very unlike completions a rank, or groups whose prompt is shared: more prompts a step, or fewer ranks.",
+        parts={"sampled": "with every completion on the rank that sampled it", "trained": "as they were in the update"},
+    ),
     "mfu": Metric(
         unit="0 to 1",
-        text="Share of the GPU's data-sheet arithmetic (dense bfloat16) over the whole step: 6 x parameters x tokens, generation counted as free. "
+        text="Share of the GPU's data-sheet arithmetic (dense bfloat16) over the whole step: 6 x parameters x tokens that passed through the update, "
+        "generation counted as free. "
         "On known GPUs.",
         falls="See `seconds`: a step that mostly samples has a low one by nature; docs/speed.md.",
     ),

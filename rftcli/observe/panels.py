@@ -47,6 +47,6 @@ PANELS = {
     ),
     **dict.fromkeys(("dynamic", "keep", "over_sample", "partial", "version_lag"), "rollout"),
     **dict.fromkeys(("data_passes", "replay", "curriculum"), "data"),
-    "mfu": "time",
+    "mfu": "time", "idle_fraction": "policy", "rank_load": "time",
 }  # fmt: skip
 """First part of a metric's name -> panel. To add a metric: its name in a row."""

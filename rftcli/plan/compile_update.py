@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rftcli.algo import batchmath
 from rftcli.plan import deepspeed_config
 from rftcli.plan.compile_models import PACKING, trains_in
+from rftcli.plan.compile_passing import attention_cost, balances, skips_zero_advantage
 from rftcli.plan.compile_precision import update_notes
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts
@@ -67,6 +68,9 @@ def batch_plan(recipe: Recipe, facts: Facts, attention: str, problems: list[Plan
         tokens_per_micro_batch=budget,
         rollouts_per_update=section.rollouts_per_update,
         share_prompts=shape.share_prompts,
+        balance=balances(recipe),
+        attention_cost=attention_cost(facts.model),
+        skip_zero_advantage=skips_zero_advantage(recipe, problems),
     )
 
 

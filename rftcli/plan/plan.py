@@ -13,6 +13,7 @@ from typing import Any
 
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import ChatSpec, DataSpec
+from rftcli.plan.plan_batch import BatchPlan
 from rftcli.plan.plan_engine import EnginePlan, SglangPlan, VllmPlan
 from rftcli.plan.plan_loss import AdvantagePlan, KlPlan, LossPlan
 from rftcli.plan.plan_memory import MemoryPlan
@@ -166,36 +167,6 @@ class RewardPlan:
     """Folder of the recipe: user modules are imported from there."""
     combine: Mapping[str, CombineSpec] = field(default_factory=dict)
     """By label; one that is not here is a plain sum."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
-    prompts_per_step: int
-    samples_per_prompt: int
-    updates_per_step: int
-    epochs: int
-    micro_batch_size: int
-    """Rows of one backward pass of one rank; the last one of an update may be smaller. Under a token budget: the longest rows that fit into it."""
-    layout: str
-    """padded or packed"""
-    equation: str
-    needs_prepass: str | None
-    """Why old log-probs are computed in a pass of their own before the first update; None: old = sg(new)."""
-    tokens_per_micro_batch: int | None = None
-    """Positions of one pass of one rank, padding included; a longer row goes alone. None: `micro_batch_size` cuts."""
-    rollouts_per_update: int = 1
-    """Rollouts that the step's prompts are generated in, one after another, before the update."""
-    share_prompts: bool = False
-    """In a packed row the prompt of a group stands once, and the group's completions attend to it."""
-
-    @property
-    def form(self) -> str:
-        """What the start of a run proves: padded, packed or shared."""
-        return "shared" if self.share_prompts else self.layout
-
-    @property
-    def optimizer_updates_per_step(self) -> int:
-        return self.updates_per_step * self.epochs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

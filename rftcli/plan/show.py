@@ -23,7 +23,7 @@ def plan_text(plan: Plan) -> str:
         ("policy", f"{plan.policy.given}, {_count(parameters)} parameters, {plan.policy.dtype}, attention {plan.policy.attention}"),
         *model_rows(plan),
         ("batch", plan.batch.equation),
-        ("layout", _layout(plan.batch)),
+        ("layout", _layout(plan.batch, plan.world.ranks)),
         ("old log-probs", _old_logprobs(plan)),
         ("rollout", f"{rollout.engine}, {_passes(rollout)}, {rollout.max_new_tokens} new tokens, temperature {rollout.temperature}"),
         *sampling_rows(plan),
@@ -55,9 +55,11 @@ def plan_text(plan: Plan) -> str:
     return "\n".join([*lines, *memory_lines(plan), *(f"note: {text}" for text in plan.notes)])
 
 
-def _layout(batch: BatchPlan) -> str:
+def _layout(batch: BatchPlan, ranks: int) -> str:
     shared = ", prompts shared" if batch.share_prompts else ""
-    return batch.layout + shared + (f", {batch.rollouts_per_update} rollouts an update" if batch.rollouts_per_update > 1 else "")
+    even = ", completions go to the rank that has least to do" if batch.balance and ranks > 1 else ""
+    passing = ", those without advantage are left out of the update" if batch.skip_zero_advantage else ""
+    return batch.layout + shared + even + passing + (f", {batch.rollouts_per_update} rollouts an update" if batch.rollouts_per_update > 1 else "")
 
 
 def _old_logprobs(plan: Plan) -> str:

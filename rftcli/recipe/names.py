@@ -173,6 +173,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "num_iterations": ("batch.epochs",),
     "ppo_mini_batch_size": ("batch.updates_per_step",),
     "ppo_max_token_len_per_gpu": ("batch.tokens_per_micro_batch",),
+    "balance_batch": ("batch.balance",),
     "rollout_batch_size": ("batch.prompts_per_step",),
     "generation_batch_size": ("batch.prompts_per_step",),
     "adv_estimator": ("algorithm.advantage.kind",),

@@ -28,6 +28,17 @@ def micro_batch_twice(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]
         )
 
 
+def balance_by_rows(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    if recipe.batch.balance is True and recipe.batch.micro_batch_size != "auto":
+        yield Finding(
+            path=("batch", "balance"),
+            message="goes with micro-batches that are cut by tokens",
+            reason="one of `micro_batch_size` rows costs what its longest row does",
+            hint="leave `micro_batch_size` out, or set `tokens_per_micro_batch`",
+            reads=(("batch", "micro_batch_size"),),
+        )
+
+
 def rollouts_and_updates(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     batch = recipe.batch
     path: KeyPath = ("batch", "rollouts_per_update")

@@ -19,17 +19,17 @@ def card_of(device: torch.device) -> str | None:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
-def speed_metrics(*, tokens: int, seconds: float, ranks: int, parameters: int, card: str | None) -> Mapping[str, float]:
-    """`tokens` of the step, prompts and answers, on all ranks. Metrics of the step event; none on a CPU, and no mfu for an unknown card.
+def speed_metrics(*, tokens: int, passed: float, seconds: float, ranks: int, parameters: int, card: str | None) -> Mapping[str, float]:
+    """`tokens` of the step, prompts and answers, on all ranks; `passed` through the update, which alone count for `mfu`. Metrics of the step event; none on a CPU, and no mfu for an unknown card.
 
-    >>> speed_metrics(tokens=1_000_000, seconds=10.0, ranks=2, parameters=1_000_000_000, card="NVIDIA H200")
+    >>> speed_metrics(tokens=1_000_000, passed=1_000_000, seconds=10.0, ranks=2, parameters=1_000_000_000, card="NVIDIA H200")
     {'tokens_per_second_per_gpu': 50000.0, 'mfu': 0.303...}
     """
     if card is None or seconds <= 0:
         return {}
     each = tokens / seconds / ranks
     peak = peak_flops(card)
-    return {"tokens_per_second_per_gpu": each} | ({} if peak is None else {"mfu": mfu(each, parameters, peak)})
+    return {"tokens_per_second_per_gpu": each} | ({} if peak is None else {"mfu": mfu(passed / seconds / ranks, parameters, peak)})
 
 
 def mfu(tokens_per_second: float, parameters: int, peak: float) -> float:

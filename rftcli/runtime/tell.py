@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WEIGHTED = (
     "loss", "policy_loss", "value_loss", "ptx_loss", "router_loss", "entropy", "kl", "kl_update", "ratio_mean", "ratio_std",
-    "clip_low_fraction", "clip_high_fraction", "off_policy_fraction", "entropy_coefficient",
+    "clip_low_fraction", "clip_high_fraction", "off_policy_fraction", "entropy_coefficient", "idle_fraction",
 )  # fmt: skip
 """Metrics of several updates of a step, averaged with their trained tokens as weights."""
 
@@ -75,7 +75,8 @@ def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, 
     rows = job.world.gather(seconds)
     metrics["seconds"] = max(rows, key=lambda row: row["rollout"] + row["score"])  # the slowest rank's own account
     size, total = job.info["parameters"], metrics["seconds"]["total"]
-    metrics.update(speed_metrics(tokens=metrics["tokens"], seconds=total, ranks=job.world.size, parameters=size, card=card_of(job.device)))
+    passed = metrics["tokens"] * (1 - metrics.get("idle_fraction", 0.0))
+    metrics.update(speed_metrics(tokens=metrics["tokens"], passed=passed, seconds=total, ranks=job.world.size, parameters=size, card=card_of(job.device)))
     peaks = job.watch.peaks()
     if peaks:
         metrics["memory_gib"] = dict(zip(peaks, job.world.max(list(peaks.values())), strict=True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ class SoloWorld:
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
+
+    def exchange(self, parcels: Sequence[Any]) -> list[Any]:
+        return list(parcels)
 
     def barrier(self, name: str) -> None:
         return None
@@ -69,6 +73,25 @@ class TorchWorld:
         parts: list[Any] = [None] * self.size
         self._dist.all_gather_object(parts, value, group=self._host)
         return parts
+
+    def exchange(self, parcels: Sequence[Any]) -> list[Any]:
+        """Each parcel travels to one rank alone, and the sizes before it."""
+        import torch
+
+        own = self.rank
+        sent = [b"" if rank == own else pickle.dumps(parcel, protocol=pickle.HIGHEST_PROTOCOL) for rank, parcel in enumerate(parcels)]
+        sizes = torch.tensor([len(part) for part in sent], dtype=torch.int64)
+        expected = torch.empty_like(sizes)
+        self._dist.all_to_all_single(expected, sizes, group=self._host)
+        lengths = expected.tolist()
+        outgoing = torch.frombuffer(bytearray(b"".join(sent)) or bytearray(1), dtype=torch.uint8)[: sum(map(len, sent))]
+        incoming = torch.empty(sum(lengths), dtype=torch.uint8)
+        self._dist.all_to_all_single(incoming, outgoing, lengths, sizes.tolist(), group=self._host)
+        data, start, found = incoming.numpy().tobytes(), 0, []
+        for rank, length in enumerate(lengths):
+            found.append(parcels[own] if rank == own else pickle.loads(data[start : start + length]))
+            start += length
+        return found
 
     def barrier(self, name: str) -> None:
         """`name` says in a stack dump what is waited for."""

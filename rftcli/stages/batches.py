@@ -62,10 +62,10 @@ def make_batch(experiences: Sequence[Experience], plan: BatchPlan, denominators:
 
 
 def _rows(experiences: Sequence[Experience]) -> list[align.Row]:
-    return [align.Row(item.token_ids, item.prompt_tokens, item.mask, _group(item)) for item in experiences]
+    return [align.Row(item.token_ids, item.prompt_tokens, item.mask, group_of(item)) for item in experiences]
 
 
-def _group(experience: Experience) -> int | None:
+def group_of(experience: Experience) -> int | None:
     """The draw that a completion's prompt is; None for a row that nobody sampled."""
     return None if experience.sample is None else experience.sample.completion.prompt.draw
 
@@ -80,7 +80,7 @@ def by_length(experiences: Sequence[Experience], plan: BatchPlan) -> Sequence[Ex
         return ordered
     groups: dict[object, list[Experience]] = {}
     for number, experience in enumerate(ordered):
-        draw = _group(experience)
+        draw = group_of(experience)
         groups.setdefault(("alone", number) if draw is None else draw, []).append(experience)
     return [experience for members in sorted(groups.values(), key=_shared_tokens, reverse=True) for experience in members]
 
@@ -101,12 +101,18 @@ def _cuts(experiences: Sequence[Experience], plan: BatchPlan, *, at_least: int) 
     return batchmath.token_micro_batches(lengths, plan.tokens_per_micro_batch, padded=plan.layout == "padded", at_least=at_least)
 
 
+def filler(experiences: Sequence[Experience]) -> Experience:
+    """The shortest row, in which nothing is trained: it takes part in every collective and changes nothing."""
+    shortest = min(experiences, key=lambda experience: len(experience.token_ids))
+    return replace(shortest, mask=torch.zeros_like(shortest.mask))
+
+
 def micro_batches(
     experiences: Sequence[Experience], plan: BatchPlan, denominators: Denominators, world: World, *, pad_id: int, device: torch.device
 ) -> list[Batch]:
     """This rank's share of one update, in the order given, cut by rows or by tokens; every rank gets the same number. Collective.
 
-    A rank with fewer ends with fillers: one row in which nothing is trained, which takes part in every collective and changes nothing.
+    A rank with fewer ends with fillers.
     """
     cuts = _cuts(experiences, plan, at_least=1)
     (steps,) = (int(value) for value in world.max([len(cuts)]))
@@ -114,9 +120,7 @@ def micro_batches(
         cuts = _cuts(experiences, plan, at_least=steps)  # smaller micro-batches, before fillers
     parts = [make_batch([experiences[row] for row in rows], plan, denominators, pad_id=pad_id, device=device) for rows in cuts]
     while len(parts) < steps:
-        shortest = min(experiences, key=lambda experience: len(experience.token_ids))
-        untrained = replace(shortest, mask=torch.zeros_like(shortest.mask))
-        parts.append(make_batch([untrained], plan, denominators, pad_id=pad_id, device=device))
+        parts.append(make_batch([filler(experiences)], plan, denominators, pad_id=pad_id, device=device))
     for part, most in zip(parts, world.max([part.target_ids.numel() for part in parts]), strict=True):
         part.most_tokens = int(most)
     return parts

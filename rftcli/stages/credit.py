@@ -24,6 +24,7 @@ from rftcli.stages.correction import correct
 from rftcli.stages.distill import add_teacher, teacher_metrics
 from rftcli.stages.estimator_inputs import Estimator, estimator_inputs, scored_completions
 from rftcli.stages.partial import stale
+from rftcli.stages.spread import spread
 from rftcli.stages.token_credit import (
     Key,
     KlPenalty,
@@ -45,7 +46,7 @@ from rftcli.types import Experience, Group, ScoredSample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credited:
-    """This rank's experiences by mini-batch, and the advantage of every scored completion of the step on any rank."""
+    """What this rank trains on, by mini-batch, and the advantage of every scored completion of the step on any rank."""
 
     mini_batches: tuple[tuple[Experience, ...], ...]
     advantages: dict[tuple[int, int], float]
@@ -66,6 +67,9 @@ def credit(
         tuple(_experience(sample, plan, version) for group in mini_batch for sample in group.samples if collected.trains(sample))
         for mini_batch in collected.mini_batches
     )
+    load: Mapping[str, float] = {}
+    if plan.batch.needs_prepass is not None or any((roles.reference, roles.teacher, roles.critic)):
+        mini_batches, load = spread(mini_batches, plan, world, only_with_effect=False)
     everything = [experience for mini_batch in mini_batches for experience in mini_batch]
     if plan.batch.needs_prepass is not None:
         _fill(everything, roles.policy, "old_logprobs", plan, world, pad_id=pad_id, device=device)
@@ -97,6 +101,11 @@ def credit(
         add_teacher(everything, taught)
     if plan.advantage.per_token or by_token or plan.advantage.clip is not None or taught is not None:
         advantages = completion_means(everything, world)
+    if roles.critic is None and (plan.batch.skip_zero_advantage or not load):
+        mini_batches, last = spread(mini_batches, plan, world, only_with_effect=True)
+        load = {**last, **{name: load[name] for name in load if name == "sampled"}}  # the first time they were where they were sampled
+    if load:
+        metrics["rank_load"] = load
     return Credited(mini_batches=mini_batches, advantages=advantages, metrics=metrics, kl_applied=penalty.applied)
 
 

@@ -20,6 +20,7 @@ from rftcli.stages import batches
 from rftcli.stages.beside import ALONE, Beside
 from rftcli.stages.collect import Tick
 from rftcli.stages.selection import pick
+from rftcli.stages.spread import has_effect
 from rftcli.stages.supervised import TEMPERATURE, SupervisedStream, supervised_batches, supervised_loss
 from rftcli.stages.values import critic_update
 from rftcli.types import Batch, Denominators, Experience, Update
@@ -193,7 +194,8 @@ def one_update(
         return Update(applied=False, policy_version=learner.version, lr=learner.lr, grad_norm=None, metrics={}, tokens=0)
     denominators = Denominators(tokens=tokens, sequences=sequences)
     pick(experiences, plan, world, tokens=tokens, update=learner.version)
-    experiences = batches.by_length(experiences, plan.batch)
+    passing, passed, idle = passing_of(experiences, plan, world)
+    experiences = batches.by_length(passing, plan.batch)
     parts = batches.micro_batches(experiences, plan.batch, denominators, world, pad_id=pad_id, device=device)
     known = [] if supervised is None else supervised_batches(supervised, plan, world, pad_id=pad_id, device=device)
     measured: dict[str, list[torch.Tensor]] = {}
@@ -218,13 +220,25 @@ def one_update(
         policy_version=learner.version,
         lr=outcome.lr,
         grad_norm=outcome.grad_norm,
-        metrics=_metrics(totals, peaks, set(measured), tokens),
+        metrics=_metrics(totals, peaks, set(measured), passed) | ({"idle_fraction": idle} if plan.batch.skip_zero_advantage else {}),
         tokens=tokens,
     )
 
 
+def passing_of(experiences: Sequence[Experience], plan: Plan, world: World) -> tuple[Sequence[Experience], int, float]:
+    """This rank's completions that have to pass through the model, a filler where it has none; of all ranks the trained tokens in them, and the share
+    of all positions that is left out. Where no completion of the update has an effect all of them pass, so that they are measured. Collective."""
+    passing = [item for item in experiences if has_effect(item, plan.batch)]
+    positions = [sum(len(item.token_ids) for item in rows) for rows in (passing, experiences)]
+    tokens = [batches.count(rows).tokens for rows in (passing, experiences)]
+    some, every, passed, trained = (int(value) for value in world.sum([*positions, *tokens]))
+    if some == 0:
+        return experiences, trained, 0.0
+    return passing or [batches.filler(experiences)], passed, 1 - some / every
+
+
 def _metrics(totals: Mapping[str, float], peaks: Mapping[str, float], seen: set[str], tokens: int) -> dict[str, float]:
-    """Token means under the names of the step event. What no micro-batch measured is absent."""
+    """Means over the `tokens` that passed, under the names of the step event. What no micro-batch measured is absent."""
     names = {"entropy": "entropy", "kl": "kl", "kl_update": "kl_update", "ratio": "ratio_mean", "clipped_low": "clip_low_fraction"}
     names |= {"clipped_high": "clip_high_fraction", "off_policy": "off_policy_fraction"}
     metrics = {name: totals[name] for name in ("loss", "policy_loss")}

@@ -24,10 +24,10 @@ Key = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class KlPenalty:
-    """What the KL term takes from this rank's rewards."""
+    """What the KL term takes from rewards."""
 
     by_completion: dict[Key, float] = field(default_factory=dict)
-    """Taken from the reward of an answer; empty at token level."""
+    """Taken from the reward of an answer of any rank; empty at token level."""
     by_token: list[torch.Tensor] | None = None
     """(T,) a completion, in the order of the experiences; None above token level."""
     applied: float | None = None
@@ -55,7 +55,8 @@ def kl_penalty(experiences: Sequence[Experience], plan: KlPlan, coefficient: flo
     if plan.level == "token":
         return KlPenalty(by_token=[coefficient * kl for kl in kls], applied=applied, token_mean=token_mean)
     share = [1 if plan.level == "sequence" else max(1, count) for count in counts]
-    taken = {key_of(item): coefficient * float(kl.sum()) / n for item, kl, n in zip(experiences, kls, share, strict=True)}
+    mine = {key_of(item): coefficient * float(kl.sum()) / n for item, kl, n in zip(experiences, kls, share, strict=True)}
+    taken = {key: value for part in world.gather(mine) for key, value in part.items()}  # another rank may have to do with a group's rewards
     return KlPenalty(by_completion=taken, applied=applied, token_mean=token_mean)
 
 
@@ -113,7 +114,7 @@ def only_with_signal(plan: AdvantagePlan) -> bool:
 def whiten_tokens(experiences: Sequence[Experience], world: World, *, with_signal: bool = False) -> None:
     """Advantages with mean 0 and population variance 1 over all trained tokens of all ranks; 0 where nothing is trained. `with_signal`: groups whose
     advantages are all 0 stay out of the moments and as they are. Collective."""
-    signal = _draws_with_signal(experiences) if with_signal else set()
+    signal = _draws_with_signal(experiences, world) if with_signal else set()
     counted = [item for item in experiences if not with_signal or item.sample.completion.prompt.draw in signal]
     trained = [item.advantages[item.mask].double() for item in counted]
     total, tokens = world.sum([float(sum(part.sum() for part in trained)), sum(part.numel() for part in trained)])
@@ -123,9 +124,10 @@ def whiten_tokens(experiences: Sequence[Experience], world: World, *, with_signa
         item.advantages = torch.where(item.mask, white_tokens(item.advantages, mean=mean, variance=squares / max(1.0, tokens)), 0.0)
 
 
-def _draws_with_signal(experiences: Sequence[Experience]) -> set[int]:
-    """Groups with an advantage other than 0. Groups are whole on a rank."""
-    return {item.sample.completion.prompt.draw for item in experiences if bool(item.advantages[item.mask].any())}
+def _draws_with_signal(experiences: Sequence[Experience], world: World) -> set[int]:
+    """Groups with an advantage other than 0 on any rank. Collective."""
+    mine = {item.sample.completion.prompt.draw for item in experiences if bool(item.advantages[item.mask].any())}
+    return set().union(*world.gather(mine))
 
 
 def whiten_completions(values: torch.Tensor, group: torch.Tensor, *, with_signal: bool) -> torch.Tensor:

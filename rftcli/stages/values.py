@@ -22,6 +22,7 @@ from rftcli.types import Batch, Denominators, Experience, FinishReason, Update
 def fill_values(experiences: Sequence[Experience], critic: Any, plan: Plan, world: World, *, pad_id: int, device: torch.device) -> None:
     """Set `values` of every experience, without gradient, and where the plan asks for it `value_after` of those that were cut. Every rank makes the
     same number of passes."""
+    experiences = batches.by_length(experiences, plan.batch)
     row = 0
     for batch in batches.micro_batches(experiences, plan.batch, batches.NO_DENOMINATORS, world, pad_id=pad_id, device=device):
         members = experiences[row : row + batch.num_sequences]  # none left for a filler
@@ -70,6 +71,7 @@ def critic_update(experiences: Sequence[Experience], critic: Any, plan: Plan, wo
         return Update(applied=False, policy_version=critic.version, lr=critic.lr, grad_norm=None, metrics={}, tokens=0, role="critic")
     loss = critic_loss(plan.critic.value_clip)
     denominators = Denominators(tokens=tokens, sequences=sequences)
+    experiences = batches.by_length(experiences, plan.batch)
     parts = batches.micro_batches(experiences, plan.batch, denominators, world, pad_id=pad_id, device=device)
     total = 0.0
     for index, batch in enumerate(parts):

@@ -14,6 +14,7 @@ from rftcli.algo.losses import CHOOSING, LOSSES
 from rftcli.algo.own_loss import own_loss
 from rftcli.algo.reduce import token_weights
 from rftcli.errors import RftError
+from rftcli.plan.compile_passing import MORE_THAN_ADVANTAGES
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.2}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -47,6 +48,26 @@ def test_every_loss_is_here() -> None:
     assert set(OPTIONS) == set(LOSSES)
     for name, row in LOSSES.items():
         assert set(OPTIONS[name]) - {"function"} == set(row.options) - set(CHOOSING) and row.summary and row.source
+
+
+def without_advantage(name: str, options: dict[str, Any]) -> list[float]:
+    """Every term and gradient of tokens whose advantage is 0, near and far from the old policy."""
+    terms, gradient = run(name, [0.0, 0.7, -0.9, 5.0, -5.0], [0.0] * 5, options, chosen=[True] * 5)
+    return [*terms.loss.tolist(), *gradient]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_what_has_no_advantage_has_no_term_and_no_gradient(name: str, options: dict[str, Any]) -> None:
+    if LOSSES[name].only_advantages:
+        assert not any(without_advantage(name, options))
+
+
+def test_the_others_have_another_term() -> None:
+    others = {"cpg": {**CLIPS, "drift": 0.3}, "dro": OPTIONS["dro"], "kl_cov": OPTIONS["kl_cov"]}
+    others["python"] = {"function": lambda new, old, advantages: (1 - advantages) * new}
+    assert {name for name, row in LOSSES.items() if not row.only_advantages} == set(others) == set(MORE_THAN_ADVANTAGES)
+    for name, options in others.items():
+        assert any(without_advantage(name, options)), name
 
 
 def run(

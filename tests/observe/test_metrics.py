@@ -64,7 +64,7 @@ def step_event() -> dict[str, Any]:
     for stage in watch.lap():
         if stage not in ("other", "total"):
             watch.add(stage, 1.0)
-    speed = speed_metrics(tokens=10, seconds=1.0, ranks=1, parameters=10, card="NVIDIA H200")
+    speed = speed_metrics(tokens=10, passed=10, seconds=1.0, ranks=1, parameters=10, card="NVIDIA H200")
     made = {**reward_metrics(records()), **length_metrics(records()), **update_metrics(updates()), **speed}
     return made | {"memory_gib": watch.peaks(), "seconds": watch.lap()}
 

@@ -351,6 +351,8 @@ batch:
   tokens_per_micro_batch: auto
   layout: packed
   share_prompts: false
+  balance: false
+  skip_zero_advantage: false
 train:
   steps: 100
   max_hours: 2.5

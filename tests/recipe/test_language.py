@@ -130,6 +130,8 @@ ADDED = {
     "data.seed",
     "batch.layout",
     "batch.share_prompts",
+    "batch.balance",
+    "batch.skip_zero_advantage",
     "rollout.hf.batch_rows",
     "train.deterministic",
     "train.kernels",

@@ -415,6 +415,12 @@ BREACHES = [
         "`micro_batch_size` and `tokens_per_micro_batch` both say how micro-batches are cut",
     ),
     (
+        "balance-by-rows",
+        ["batch={micro_batch_size: 4, balance: true}"],
+        "batch.balance",
+        "goes with micro-batches that are cut by tokens",
+    ),
+    (
         "rollouts-per-update",
         ["batch={rollouts_per_update: 2, updates_per_step: 2}"],
         "batch.rollouts_per_update",

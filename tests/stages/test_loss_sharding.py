@@ -20,12 +20,15 @@ from rftcli.runtime.own_loss import load_loss
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages.correction import correct
 from rftcli.stages.learn import one_update, policy_loss
+from rftcli.stages.spread import spread
 from rftcli.types import Batch, Experience
 
 TOLERANCE = 1e-5
 LENGTHS = [1, 9, 4, 0, 17, 6, 3, 12, 8, 0, 5, 7]
 UNTRAINED = 2
 """This one has no trained token; two others have no token at all."""
+WITHOUT = (4, 10)
+"""These have an advantage of 0."""
 
 L = "algorithm.loss"
 KL = ("algorithm.kl={coefficient: 0.3, estimator: k3}",)
@@ -61,6 +64,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "kl unbiased": (*KL, "algorithm.kl.unbiased_gradient=true"),
     "kl weighted": (*KL, "algorithm.kl.ratio_weighted=true"),
 }
+MORE_TERMS = {"cpg", "kl_cov", "dro", "python", "entropy bonus", "reject", "sampler", "kl", "kl unbiased", "kl weighted"}
+"""Cases in which a completion without advantage is trained on all the same."""
 # layout, ranks, rows of a micro-batch (0: a budget of 40 positions)
 SHARDED = [("packed", 1, 5), ("padded", 2, 3), ("packed", 2, 0), ("padded", 3, 0)]
 OWN_LOSS = """
@@ -126,7 +131,7 @@ def base(made: SimpleNamespace) -> list[dict[str, torch.Tensor]]:
         if length > 5:
             rows[-1]["sampler_logprobs"][1] = math.nan  # not reported
         rows[-1]["entropies"] = torch.rand(length, generator=generator)
-        rows[-1]["advantages"] = torch.full((length,), float(torch.randn((), generator=generator)))
+        rows[-1]["advantages"] = torch.full((length,), 0.0 if index in WITHOUT else float(torch.randn((), generator=generator)))
     return rows
 
 
@@ -141,9 +146,9 @@ def experiences(made: SimpleNamespace, base: list[dict[str, torch.Tensor]]) -> l
     ]
 
 
-def result(made: SimpleNamespace, base: Any, sets: tuple[str, ...], layout: str, ranks: int, rows: int, folder: Any) -> dict[str, Any]:
+def result(made: SimpleNamespace, base: Any, sets: tuple[str, ...], layout: str, ranks: int, rows: int, folder: Any, *more: str) -> dict[str, Any]:
     cut = f"batch.micro_batch_size={rows}" if rows else "batch.tokens_per_micro_batch=40"
-    plan = made.plan(*sets, f"batch.layout={layout}", cut, "rollout.max_new_tokens=20")
+    plan = made.plan(*sets, f"batch.layout={layout}", cut, "rollout.max_new_tokens=20", *more)
     own = None
     if plan.loss.python is not None:
         found = load_loss(plan.loss.python, plan.loss.options, [folder])
@@ -153,10 +158,11 @@ def result(made: SimpleNamespace, base: Any, sets: tuple[str, ...], layout: str,
         everything = experiences(made, base)
         mine = everything if world.size == 1 else everything[:9] if world.rank == 0 else everything[9:][world.rank - 1 :: world.size - 1]
         metrics = correct(mine, plan.loss, world)
+        (mine,), load = spread((tuple(mine),), plan, world, only_with_effect=True)
         learner = Gradients(world)
         loss = policy_loss(plan.loss, 20, own=own)
         update = one_update(mine, learner, loss, plan, world, pad_id=0, device=made.cpu)
-        return {"gradient": learner.found, "metrics": {**update.metrics, **metrics.get("correction", {})}, "tokens": update.tokens}
+        return {"gradient": learner.found, "metrics": {**update.metrics, **metrics.get("correction", {})}, "tokens": update.tokens, "load": load}
 
     results = [work(SoloWorld())] if ranks == 1 else made.on_ranks(ranks, work)
     for other in results[1:]:
@@ -184,14 +190,38 @@ def test_the_same_gradient(
 ) -> None:
     found, expected = result(made, base, CASES[name], layout, ranks, rows, folder), whole[name]
     assert found["tokens"] == expected["tokens"]
+    same_gradient(found, expected)
+    assert bool(found["load"]) == (ranks > 1 and rows == 0)
+    assert set(found["metrics"]) == set(expected["metrics"])
+    for key, value in expected["metrics"].items():
+        assert found["metrics"][key] == pytest.approx(value, rel=1e-5, abs=2e-6), key
+
+
+def same_gradient(found: dict[str, Any], expected: dict[str, Any]) -> None:
     largest = max(float(gradient.abs().max()) for gradient in expected["gradient"].values())
     for key, gradient in expected["gradient"].items():
         assert torch.isfinite(gradient).all()
         scale = max(float(gradient.abs().max()), 1e-2 * largest)
         assert float((found["gradient"][key] - gradient).abs().max()) / scale < TOLERANCE, key
-    assert set(found["metrics"]) == set(expected["metrics"])
-    for key, value in expected["metrics"].items():
-        assert found["metrics"][key] == pytest.approx(value, rel=1e-5, abs=2e-6), key
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_completions_without_advantage_change_no_gradient(
+    made: SimpleNamespace, base: Any, folder: Any, whole: dict[str, dict[str, Any]], name: str
+) -> None:
+    """They are left out where the loss has nothing else for them, and pass where it has."""
+    passed = result(made, base, CASES[name], "padded", 1, 12, folder, "batch.skip_zero_advantage=false")
+    same_gradient(whole[name], passed)
+    assert whole[name]["tokens"] == passed["tokens"] and "idle_fraction" not in passed["metrics"]
+    assert whole[name]["metrics"]["loss"] == pytest.approx(passed["metrics"]["loss"], rel=1e-5, abs=2e-6)
+    left_out = whole[name]["metrics"].get("idle_fraction")
+    assert (left_out is None) == (name in MORE_TERMS)
+    if left_out is not None:
+        lengths = [3 + index % 4 + length for index, length in enumerate(LENGTHS)]
+        idle = [index for index, length in enumerate(LENGTHS) if index in (*WITHOUT, UNTRAINED) or length == 0]
+        least = sum(lengths[index] for index in idle) / sum(lengths)
+        assert left_out > least - 1e-9 and least > 0.2  # a rejected one is left out too
+        assert whole[name]["metrics"]["entropy"] != passed["metrics"]["entropy"]
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -30,6 +30,16 @@ class Batch(Section):
     share_prompts: Literal["auto"] | bool = Field(
         "auto", description="Whether a group's prompt goes through the model once in a micro-batch; `auto`: where it saves enough tokens."
     )
+    balance: Literal["auto"] | bool = Field(
+        "auto",
+        description="Whether completions are shared out to ranks by their work before they pass through a model; `auto`: where micro-batches are "
+        "cut by tokens.",
+    )
+    skip_zero_advantage: Literal["auto"] | bool = Field(
+        "auto",
+        description="Whether completions whose advantage is 0 are left out of the update's passes, which changes no gradient; `auto`: where the loss "
+        "has no other term for them.",
+    )
 
 
 class Optimizer(Section):
