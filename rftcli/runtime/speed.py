@@ -20,7 +20,8 @@ def card_of(device: torch.device) -> str | None:
 
 
 def speed_metrics(*, tokens: int, passed: float, seconds: float, ranks: int, parameters: int, card: str | None) -> Mapping[str, float]:
-    """`tokens` of the step, prompts and answers, on all ranks; `passed` through the update, which alone count for `mfu`. Metrics of the step event; none on a CPU, and no mfu for an unknown card.
+    """`tokens` of the step, prompts and answers, on all ranks; `passed` through the update, which alone count for `mfu`. Metrics of the step event;
+    none on a CPU, and no mfu for an unknown card.
 
     >>> speed_metrics(tokens=1_000_000, passed=1_000_000, seconds=10.0, ranks=2, parameters=1_000_000_000, card="NVIDIA H200")
     {'tokens_per_second_per_gpu': 50000.0, 'mfu': 0.303...}

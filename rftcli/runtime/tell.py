@@ -76,7 +76,8 @@ def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, 
     metrics["seconds"] = max(rows, key=lambda row: row["rollout"] + row["score"])  # the slowest rank's own account
     size, total = job.info["parameters"], metrics["seconds"]["total"]
     passed = metrics["tokens"] * (1 - metrics.get("idle_fraction", 0.0))
-    metrics.update(speed_metrics(tokens=metrics["tokens"], passed=passed, seconds=total, ranks=job.world.size, parameters=size, card=card_of(job.device)))
+    card, ranks = card_of(job.device), job.world.size
+    metrics.update(speed_metrics(tokens=metrics["tokens"], passed=passed, seconds=total, ranks=ranks, parameters=size, card=card))
     peaks = job.watch.peaks()
     if peaks:
         metrics["memory_gib"] = dict(zip(peaks, job.world.max(list(peaks.values())), strict=True))

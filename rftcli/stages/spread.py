@@ -30,9 +30,9 @@ def cost(members: Sequence[Experience], plan: BatchPlan) -> float:
 
 
 def spread(mini_batches: MiniBatches, plan: Plan, world: World, *, only_with_effect: bool) -> tuple[MiniBatches, Mapping[str, float]]:
-    """This rank's completions of each mini-batch after they have been shared out anew, and what `rank_load` of the step event is made of. A mini-batch keeps its
-    completions, and a group whose prompt is shared stays together. `only_with_effect`: what the policy's update leaves out costs nothing. Collective.
-    """
+    """This rank's completions of each mini-batch after they have been shared out anew, and `rank_load` of the step event; nothing with one rank. A
+    mini-batch keeps its completions, and a group whose prompt is shared stays together. `only_with_effect`: what the policy's update leaves out costs
+    nothing. Collective."""
     if world.size == 1 or not plan.batch.balance:
         return mini_batches, {}
     mine = [_together(mini_batch, plan.batch) for mini_batch in mini_batches]

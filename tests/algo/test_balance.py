@@ -72,4 +72,4 @@ def test_many_ranks(ranks: int) -> None:
     homes = [index // 16 for index in range(16 * ranks)]
     even = sum(costs) / ranks
     assert fullest(costs, homes, ranks) > 1.15 * even
-    assert fullest(costs, fair_shares(costs, homes, ranks), ranks) < 1.02 * even
+    assert fullest(costs, fair_shares(costs, homes, ranks), ranks) < 1.02 * max(even, max(costs))

@@ -21,8 +21,14 @@ def test_both_are_of_one_gpu():
     """4 GPUs, 2,000 tokens in 2 s: 250 each a second; 6 operations for each of 1e9 parameters and tokens, of 312e12 a second."""
     found = speed.speed_metrics(tokens=2000, passed=2000, seconds=2.0, ranks=4, parameters=10**9, card="NVIDIA A100-SXM4-80GB")
     assert found == pytest.approx({"tokens_per_second_per_gpu": 250.0, "mfu": 6 * 1e9 * 250 / 312e12})
-    assert speed.speed_metrics(tokens=2000, passed=2000, seconds=2.0, ranks=4, parameters=10**9, card="Voodoo 2") == {"tokens_per_second_per_gpu": 250.0}
-    assert speed.speed_metrics(tokens=2000, passed=2000, seconds=0.0, ranks=4, parameters=10**9, card="NVIDIA H200") == {}
+    sizes = {"tokens": 2000, "passed": 2000, "ranks": 4, "parameters": 10**9}
+    assert speed.speed_metrics(**sizes, seconds=2.0, card="Voodoo 2") == {"tokens_per_second_per_gpu": 250.0}
+    assert speed.speed_metrics(**sizes, seconds=0.0, card="NVIDIA H200") == {}
+
+
+def test_what_the_update_leaves_out_is_no_arithmetic():
+    found = speed.speed_metrics(tokens=2000, passed=500, seconds=2.0, ranks=4, parameters=10**9, card="NVIDIA A100-SXM4-80GB")
+    assert found == pytest.approx({"tokens_per_second_per_gpu": 250.0, "mfu": 6 * 1e9 * 62.5 / 312e12})
 
 
 def test_no_row_is_hidden_by_one_before_it():

@@ -125,8 +125,8 @@ def base(made: SimpleNamespace) -> list[dict[str, torch.Tensor]]:
         with torch.no_grad():
             scores = module.model(ids[None]).logits[0, prompt - 1 : -1] / 0.8 if length else torch.zeros(0, 61)
             current = torch.log_softmax(scores, -1).gather(-1, ids[prompt:, None])[:, 0]
-        for name, spread in (("old_logprobs", 0.2), ("reference_logprobs", 0.3)):
-            rows[-1][name] = current + spread * torch.randn(length, generator=generator)
+        for name, wide in (("old_logprobs", 0.2), ("reference_logprobs", 0.3)):
+            rows[-1][name] = current + wide * torch.randn(length, generator=generator)
         rows[-1]["sampler_logprobs"] = rows[-1]["old_logprobs"] + 0.15 * torch.randn(length, generator=generator)
         if length > 5:
             rows[-1]["sampler_logprobs"][1] = math.nan  # not reported

@@ -33,12 +33,16 @@ def groups(made: SimpleNamespace) -> list[Group]:
         Group(
             prompt=made.prompt(draw, ids=(1, 2)),
             samples=tuple(
-                made.sample(draw, index, REWARDS[draw][index], ids=tuple(3 + (draw + token + index) % 9 for token in range(length)), logprobs=(-0.5,) * length)
+                made.sample(draw, index, REWARDS[draw][index], ids=answer(draw + index, length), logprobs=(-0.5,) * length)
                 for index, length in enumerate(lengths)
             ),
         )
         for draw, lengths in LENGTHS.items()
-    ]  # fmt: skip
+    ]
+
+
+def answer(first: int, length: int) -> tuple[int, ...]:
+    return tuple(3 + (first + token) % 9 for token in range(length))
 
 
 def mine(made: SimpleNamespace, world: Any, updates: int = 1) -> Collected:
