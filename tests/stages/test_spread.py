@@ -18,9 +18,9 @@ from rftcli.stages.spread import cost, has_effect, spread
 from rftcli.types import Group
 
 RANKS = 3
-LENGTHS = {0: (9, 9), 1: (1, 2), 2: (1, 1), 3: (8, 9), 4: (2, 1), 5: (1, 3)}
+LENGTHS = {0: (9, 9), 1: (1, 2), 2: (1, 1), 3: (8, 9, 7), 4: (2, 1), 5: (1, 3)}
 """Draw -> lengths of its answers; the long ones were sampled on rank 0."""
-REWARDS = {0: (1.0, 0.0), 1: (0.0, 0.3), 2: (1.0, 1.0), 3: (0.5, 0.0), 4: (1.0, 0.2), 5: (0.0, None)}
+REWARDS = {0: (1.0, 0.0), 1: (0.0, 0.3), 2: (1.0, 1.0), 3: (0.0, 0.5, 1.0), 4: (1.0, 0.2), 5: (0.0, None)}
 TABLE = [0.1 * number - 0.7 for number in range(16)]
 
 
@@ -76,12 +76,15 @@ CASES = {
     "kl from answers, mean": (("algorithm.kl={coefficient: 0.3, place: reward, level: mean}", "algorithm.advantage.kind=rloo"), 1),
     "kl from tokens": (("algorithm.kl={coefficient: 0.3, place: reward}", "algorithm.advantage.kind=reinforce_pp"), 1),
     "whitened with signal": (("algorithm.advantage={kind: reinforce_pp_baseline, whiten: with_signal}",), 1),
+    "whitened with signal, moved before": (
+        ("algorithm.advantage={kind: reinforce_pp_baseline, whiten: with_signal}", "algorithm.kl.coefficient=0.3"), 1,
+    ),
     "whitened": (("algorithm.advantage={kind: rloo, whiten: all}",), 1),
     "corrected": (("algorithm.loss.correction={cap: 1.5}",), 1),
     "clipped": (("algorithm.advantage.clip=0.5",), 1),
     "shared prompts": (("batch.share_prompts=true",), 1),
     "passing all": (("batch.skip_zero_advantage=false",), 1),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -99,6 +102,7 @@ def test_any_rank_may_do_the_work(made: SimpleNamespace, name: str) -> None:
         assert len(found["updates"]) == len(alone["updates"])
         for one, other in zip(found["updates"], alone["updates"], strict=True):
             assert one == pytest.approx(other, rel=1e-6, abs=1e-9)
+            assert one["entropy"] == 0.25  # of every token, so of those that passed
         assert found["metrics"].keys() == alone["metrics"].keys()
     load = evened[0]["load"]
     assert all(found["load"] == load for found in evened)
@@ -120,7 +124,7 @@ def test_shared_prompts_keep_their_group_together(made: SimpleNamespace) -> None
         return [item.sample.completion.prompt.draw for item in experiences]
 
     found = made.on_ranks(RANKS, draws)
-    assert sorted(draw for part in found for draw in part) == sorted([*range(6), *range(6)])
+    assert sorted(draw for part in found for draw in part) == sorted([*range(6), *range(6), 3])
     assert not any(set(one) & set(other) for number, one in enumerate(found) for other in found[:number])
     assert {0, 3} - set(found[0]), "one of the two long groups left rank 0"
 
@@ -176,3 +180,20 @@ def test_the_work_of_a_completion(made: SimpleNamespace) -> None:
     assert cost([first, second], replace(plan, share_prompts=True, layout="packed")) == 20
     assert cost([first, second], replace(plan, attention_cost=0.1)) == pytest.approx(22 + 0.1 * 242)
     assert cost([], plan) == 0
+
+
+def test_with_a_critic_every_completion_is_work(made: SimpleNamespace) -> None:
+    """It learns from those without advantage as well."""
+    plan = plan_of(made, "algorithm.advantage={kind: gae, whiten: 'off'}", "models.critic={}")
+    critic = SimpleNamespace(values=lambda batch: torch.zeros(len(batch.target_ids)))
+
+    def work(world: Any) -> tuple[int, int, float]:
+        credited = credit(mine(made, world), Roles(policy=None, critic=critic), plan, world, pad_id=0, device=made.cpu)
+        rows = [item for part in credited.mini_batches for item in part]
+        without = sum(not has_effect(item, plan.batch) for item in rows)
+        return sum(len(item.token_ids) for item in rows), without, credited.metrics["rank_load"]["trained"]
+
+    found = made.on_ranks(RANKS, work)
+    positions = [positions for positions, _, _ in found]
+    assert sum(without for _, without, _ in found) > 3
+    assert found[0][2] == pytest.approx(max(positions) * RANKS / sum(positions)) and max(positions) - min(positions) <= 3
