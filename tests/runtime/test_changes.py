@@ -101,7 +101,10 @@ def test_what_is_not_known_is_risky() -> None:
         (("rollout.temperature=0.5",), {"rollout.temperature": RISKY}),
         (("data.eval.test.path=/u.jsonl",), {"data.eval.test.path": FREE}),
         (("data.train[0].path=/u.jsonl",), {"data.train.train.path": RISKY}),
-        (("algorithm.kl.coefficient=0.1",), {"reference": RISKY, "loss.kl_coefficient": RISKY, "kl": RISKY}),
+        (
+            ("algorithm.kl.coefficient=0.1",),
+            {"reference": RISKY, "loss.kl_coefficient": RISKY, "kl": RISKY, "batch.skip_zero_advantage": FREE},
+        ),
         (("checkpoint.keep_best.metric=eval.test.mean@1",), {"checkpoint.keep_best": FREE}),
     ],
 )
