@@ -27,7 +27,7 @@ from rftcli.plan.compile_rollout import check_replica, rollout_plan
 from rftcli.plan.compile_run import check_profile, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
 from rftcli.plan.compile_scorers import beside_scorers, scorer_plans
 from rftcli.plan.compile_sharing import with_sharing
-from rftcli.plan.compile_start_memory import start_note
+from rftcli.plan.compile_start_memory import with_start
 from rftcli.plan.compile_teacher import estimator_notes, teacher_plan
 from rftcli.plan.compile_update import batch_plan, check_stage, learner_plan, steps_of, with_horizon
 from rftcli.plan.compile_vllm import with_engine
@@ -89,9 +89,7 @@ def compile_plan(
 
     batch = batch_plan(recipe, facts, policy.attention, problems)
     room = beside_scorers(facts, scored_by, world)
-    learner = learner_plan(recipe, world, policy, batch, notes)
-    at_start = start_note(asked, learner)
-    notes += [] if at_start is None else [at_start]
+    learner = with_start(asked, learner_plan(recipe, world, policy, batch, notes), notes)
     rollout = rollout_plan(recipe, learner, notes)
     rollout = with_engine(rollout, recipe, room, world, policy, training_parts(asked, learner, batch), problems, notes)
     if rollout is not None:

@@ -192,6 +192,8 @@ class LearnerPlan:
     """Patterns of the names of parameters without weight decay."""
     compile: bool = False
     """The model's layers are compiled for passes of the update."""
+    from_host: bool = False
+    """The model is loaded into the machine's memory and cut from there (ZeRO 3), because no device holds it whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

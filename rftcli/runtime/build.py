@@ -44,7 +44,7 @@ from rftcli.runtime.inputs import bound_loss, make_answers, make_desk, make_eval
 from rftcli.runtime.kl_control import KlControl
 from rftcli.runtime.learner import DeepSpeedLearner
 from rftcli.runtime.memory import make_memory, remembered
-from rftcli.runtime.models import fused_scores, keep_mean, load_whole, make_policy, make_reference, make_tokenizer
+from rftcli.runtime.models import fused_scores, keep_mean, load_whole, make_policy, make_reference, make_tokenizer, start_device
 from rftcli.runtime.own_estimator import load_estimator
 from rftcli.runtime.profiler import StepProfiler
 from rftcli.runtime.rundir import AttemptDir, RunDir
@@ -266,8 +266,12 @@ def make_sampler(plan: Plan, model: Any, tokenizer: Any, ends: tuple[int, ...], 
     return cls(model, tokenizer, ends, pad_id=pad_id, device=device, owns_weights=owns_weights, **sizes)
 
 
-def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:
-    """Refuse to train on log-probs that are not the model's own. Raises RftError with what to change."""
+def proved(policy: CausalPolicy, plan: Plan, emit: Emitter) -> Agreement:
+    """Refuse to train on log-probs that are not the model's own; the policy then uses the head that was found. Raises RftError with what to change.
+    Collective where weights are sharded."""
+    rough = plan.policy.quantise is not None and plan.policy.quantise.bits == 8
+    rounding = TOLERANCE_8_BITS if rough else None
+    probe = agreement(policy, temperature=plan.rollout.temperature, tolerance=rounding, shares_prompts=plan.batch.share_prompts)
     form = plan.batch.form
     if form not in probe.layouts:
         other = "; or batch.share_prompts: false" if form == "shared" else f"; batch.layout: {probe.layouts[0]} agrees" if probe.layouts else ""
@@ -278,6 +282,8 @@ def prove(probe: Agreement, plan: Plan, emit: Emitter) -> None:
         )
     if probe.head == "model":
         emit.log("the output head is more than a matrix: log-probs go through the model's own forward, which needs more memory")
+    policy.head = probe.head
+    return probe
 
 
 def build(
@@ -314,7 +320,7 @@ def build(
             emit.warn("overlong_prompts", f"data set `{name}`: {longer} ({plan.data.overlong_prompt})")
 
     torch.manual_seed(plan.seed)  # dropout, if any; sampling and order have keys of their own
-    model, adapter = make_policy(plan.policy, device, tokenizer, emit, weights)
+    model, adapter = make_policy(plan.policy, start_device(plan.learner, device), tokenizer, emit, weights)
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     pad = pad_id(tokenizer)
     checkpointing, balance = plan.policy.gradient_checkpointing, plan.loss.router_coefficient > 0
@@ -323,17 +329,14 @@ def build(
         model, gradient_checkpointing=checkpointing, balance=balance, compiled=plan.learner.compile, entropy_gradient=plan.loss.entropy_in_loss,
         fused=fused,
     )  # fmt: skip
-    rough = plan.policy.quantise is not None and plan.policy.quantise.bits == 8
-    rounding = TOLERANCE_8_BITS if rough else None
-    probe = agreement(policy, temperature=plan.rollout.temperature, tolerance=rounding, shares_prompts=plan.batch.share_prompts)
-    prove(probe, plan, emit)
-    policy.head = probe.head
+    probe = None if plan.learner.from_host else proved(policy, plan, emit)
     if plan.rollout.engine == "hf" and not plan.rollout.shares_weights:
         sampler = make_sampler(plan, load_whole(plan.policy, device, tokenizer).eval(), tokenizer, ends, pad, device, owns_weights=True)
     elif plan.rollout.own_engine is None:
         sampler = make_sampler(plan, model, tokenizer, ends, pad, device, owns_weights=False)
     parameters = num_parameters(model)
     learner = DeepSpeedLearner(policy, plan.learner, world, device, temperature=plan.rollout.temperature, adapter=adapter)
+    probe = probe or proved(policy, plan, emit)  # by the parts that all ranks hold
     keep_mean(plan.policy, learner, world)
     reference = make_reference(plan, learner, world, device, tokenizer, head=probe.head, fused=fused)
     teacher = make_teacher(plan, device, world, servers.teacher)

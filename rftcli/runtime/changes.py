@@ -208,6 +208,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "batch.**": (RISKY, "another batch"),
     "learner.kind": (IMPOSSIBLE, "the optimizer's state has another form"),
     "learner.compile": (RISKY, "other kernels, so the bits differ"),
+    "learner.from_host": (FOLLOWS, "from the machine"),
     "learner.skip_at_most": (FREE, "when to give up"),
     "learner.zero_stage": (IMPOSSIBLE, "the trainer's state has another form"),
     "learner.deepspeed.**": (RISKY, "number types, offloading, or keys of DeepSpeed's own"),

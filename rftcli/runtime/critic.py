@@ -17,7 +17,7 @@ from rftcli.models.value import ValueModel, export_value_model, load_value_model
 from rftcli.plan.plan import CriticPlan
 from rftcli.protocols import World
 from rftcli.runtime.learner import DeepSpeedLearner
-from rftcli.runtime.models import fitted
+from rftcli.runtime.models import fitted, start_device
 from rftcli.runtime.writes import NOW, Later, Writer
 from rftcli.types import Batch
 
@@ -42,7 +42,7 @@ def make_critic(plan: CriticPlan, world: World, device: torch.device, tokenizer:
         attention=plan.model.attention,
         options=plan.model.options,
         trust_remote_code=plan.model.trust_remote_code,
-        device=device,
+        device=start_device(plan.learner, device),
         revision=plan.model.revision,
         kernels=plan.model.kernels,
     )

@@ -68,6 +68,15 @@ def temperature_of(batch: Batch, temperature: float) -> float | torch.Tensor:
     return temperature if batch.temperatures is None else batch.temperatures
 
 
+def cut(module: torch.nn.Module, config: Mapping[str, Any], device: torch.device) -> None:
+    """Each rank keeps its part of every tensor, on `device`, which holds one whole tensor at a time. Rank 0's values count. Buffers go there whole.
+    Collective."""
+    deepspeed.init_distributed(dist_init_required=False)  # what `initialize` does first, too
+    zero.Init(module=module, config_dict_or_path=dict(config))
+    for buffer in module.buffers():
+        buffer.data = buffer.data.to(device)
+
+
 class Companion(Protocol):
     """Something that follows the weights and remembers tensors: it is saved and loaded with them."""
 
@@ -111,6 +120,8 @@ class DeepSpeedLearner:
         config = dict(plan.deepspeed) if plan.zero_stage else {**plan.deepspeed, "gradient_clipping": 0.0}
         if plan.zero_stage == 3:
             gather_whole_layers(module)
+        if plan.from_host:
+            cut(module, config, device)
         self.engine, *_ = deepspeed.initialize(model=module.to(device), optimizer=self._optimizer, config=config, dist_init_required=False)
         if plan.zero_stage == 0 and world.size == 1:
             self.engine.enable_backward_allreduce = False  # a copy of all gradients into one buffer and back, to sum over one rank

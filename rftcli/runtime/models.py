@@ -19,7 +19,7 @@ from rftcli.models.load import load_causal_lm, load_tokenizer, quantisation
 from rftcli.models.policy import CausalPolicy, Head
 from rftcli.models.scores import kernels_work
 from rftcli.models.vocabulary import add_tokens, check_ids, grow_embeddings
-from rftcli.plan.plan import ModelPlan, Plan
+from rftcli.plan.plan import LearnerPlan, ModelPlan, Plan
 from rftcli.protocols import Reference, World
 from rftcli.runtime.ema import RunningMean
 from rftcli.runtime.emit import Emitter
@@ -51,6 +51,11 @@ def load_model(plan: ModelPlan, device: torch.device, path: str | None = None, *
         quantised=quantised,
         kernels=plan.kernels,
     )
+
+
+def start_device(plan: LearnerPlan, device: torch.device) -> torch.device:
+    """Where a model that is trained is loaded: on `device`, or where no device holds it whole."""
+    return torch.device("cpu") if plan.from_host else device
 
 
 def load_whole(plan: ModelPlan, device: torch.device, tokenizer: Any) -> Any:

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def adapted(
     world: Any, *, zero: int, dtype: str = "float32", lora: bool = True, checkpointing: bool = False, start_from: str | None = None,
-    compiled: bool = False,
+    compiled: bool = False, from_host: bool = False,
 ) -> Any:  # fmt: skip
     """A learner over the tiny model, with an adapter that already does something."""
     from rftcli.models import lora as adapters
@@ -40,7 +40,7 @@ def adapted(
     kept = "float32" if lora else dtype
     plan = LearnerPlan(
         kind="adamw", lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, schedule="constant", warmup_updates=0, min_lr=0.0,
-        schedule_updates=100, max_grad_norm=1.0, skip_at_most=3, zero_stage=zero,
+        schedule_updates=100, max_grad_norm=1.0, skip_at_most=3, zero_stage=zero, from_host=from_host,
         deepspeed=deepspeed_config.build(stage=zero, dtype=kept, ranks=world.size, max_grad_norm=1.0),
     )  # fmt: skip
     policy = CausalPolicy(model, gradient_checkpointing=checkpointing, compiled=compiled)
@@ -67,7 +67,9 @@ def copied(weights: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.float().clone() for name, tensor in weights}
 
 
-def lora_gradient(world: Any, *, zero: int, dtype: str, checkpointing: bool = False, compiled: bool = False) -> Any:
+def lora_gradient(
+    world: Any, *, zero: int, dtype: str, checkpointing: bool = False, compiled: bool = False, from_host: bool = False
+) -> Any:
     """A pass without the adapter, then one update: gradients of the adapter, whole; what the passes and the merge say."""
     from deepspeed.utils import safe_get_full_grad
 
@@ -75,7 +77,7 @@ def lora_gradient(world: Any, *, zero: int, dtype: str, checkpointing: bool = Fa
     from rftcli.runtime.learner import policy_inputs
     from rftcli.runtime.reference import AdapterReference
 
-    learner = adapted(world, zero=zero, dtype=dtype, checkpointing=checkpointing, compiled=compiled)
+    learner = adapted(world, zero=zero, dtype=dtype, checkpointing=checkpointing, compiled=compiled, from_host=from_host)
     batch = first_batch(world)
     base = CausalPolicy(work.tiny_model().to(getattr(torch, dtype)).eval())
     with torch.no_grad():

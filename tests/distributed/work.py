@@ -46,9 +46,9 @@ def experiences(count: int = 12) -> list[Any]:
 
 def learner_of(
     world: Any, *, zero: int, dtype: str = "float32", lr: float = 1e-3, max_grad_norm: float | None = 1.0,
-    kind: str = "adamw", weight_decay: float = 0.0, no_decay: tuple[str, ...] = (), compiled: bool = False, **config: Any,
+    kind: str = "adamw", weight_decay: float = 0.0, no_decay: tuple[str, ...] = (), compiled: bool = False, from_host: bool = False, **config: Any,
 ) -> Any:  # fmt: skip
-    """`config`: number types, offloading and extra of the DeepSpeed configuration."""
+    """`from_host`: the model is cut before DeepSpeed wraps it. `config`: number types, offloading and extra of the DeepSpeed configuration."""
     from rftcli.models.policy import CausalPolicy
     from rftcli.plan import deepspeed_config
     from rftcli.plan.plan import LearnerPlan
@@ -57,6 +57,7 @@ def learner_of(
     plan = LearnerPlan(
         kind=kind, lr=lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=weight_decay, schedule="constant", warmup_updates=0, min_lr=0.0,
         schedule_updates=100, max_grad_norm=max_grad_norm, skip_at_most=3, zero_stage=zero, no_decay=tuple(no_decay), compile=compiled,
+        from_host=from_host,
         deepspeed=deepspeed_config.build(stage=zero, dtype=dtype, ranks=world.size, max_grad_norm=max_grad_norm, **config),
     )  # fmt: skip
     model = tiny_model().to(getattr(torch, dtype))

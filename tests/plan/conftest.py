@@ -41,6 +41,7 @@ def compiled() -> Compiled:
     def make(
         *sets: str,
         ranks: int = 1,
+        nodes: int = 1,
         machine: MachineFacts = CPU,
         train_rows: int | None = 1000,
         reference_path: str | None = None,
@@ -48,7 +49,7 @@ def compiled() -> Compiled:
         **model: Any,
     ) -> Plan:
         recipe = load_text(MINIMAL, sets=list(sets), env={}).recipe
-        facts = Facts(machine=machine, model=ModelFacts(path="/models/policy", **model), ranks=ranks, train_rows=train_rows)
+        facts = Facts(machine=machine, model=ModelFacts(path="/models/policy", **model), ranks=ranks, nodes=nodes, train_rows=train_rows)
         paths = {"search_path": "/recipes", "policy_path": "/models/policy", "reference_path": reference_path}
         return compile_plan(recipe, facts, name=recipe.name or "minimal", critic=critic, **paths)
 
