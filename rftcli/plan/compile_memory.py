@@ -235,6 +235,7 @@ def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Map
     found["gradients"] = _gradients(trained, dtype, of)
     bucket = memory.buckets(dtype, **of)
     found["reduction buckets"] = _always(bucket) if stage == 3 else {"learn": bucket}
+    found["gathered weights"] = dict.fromkeys(("credit", "learn"), memory.gathered(shape, policy.dtype, stage=stage, ranks=ranks))
     critic = _critic_parameters(asked) or 0
     if critic:
         found["critic"] = _always(memory.weights(critic, dtype, **of) + memory.optimizer(critic, dtype, **of))

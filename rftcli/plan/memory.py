@@ -31,6 +31,9 @@ HEAD_CHUNK_BYTES = 256 * 2**20
 """Float32 scores of one chunk of the head (`models.policy.HEAD_BYTES`)."""
 HEAD_COPIES = {"float32": 4, "bfloat16": 5}
 """Chunks alive in the backward pass of one: scores, log-softmax, and the gradients of both; in bfloat16 scores and gradient once more, in half."""
+LIVE_PARAMETERS = 1_000_000_000
+"""What DeepSpeed keeps gathered under stage 3 at most, and how soon it has to be used again to be kept (`stage3_max_live_parameters` and
+`stage3_max_reuse_distance`, deepspeed.ai/docs/config-json)."""
 REDUCED_AT_ONCE = 500_000_000
 """Elements that DeepSpeed copies into one tensor to reduce it at stage 0."""
 
@@ -90,6 +93,13 @@ def weights(parameters: int, dtype: str, *, stage: int = 0, ranks: int = 1, keep
     if keeping.offload_parameters:
         return 0.0
     return DTYPE_BYTES[dtype] * parameters / (ranks if stage >= 3 else 1)
+
+
+def gathered(shape: Shape, dtype: str, *, stage: int, ranks: int) -> float:
+    """Under stage 3 and more than one rank: what is whole for a pass because it is needed again soon, at least a layer and the next one."""
+    if stage < 3 or ranks == 1:
+        return 0.0
+    return DTYPE_BYTES[dtype] * float(min(shape.parameters, max(LIVE_PARAMETERS, 2 * shape.parameters // shape.layers)))
 
 
 def optimizer(trained: int, dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,11 @@ def test_the_other_terms_in_numbers() -> None:
     assert memory.update_copies(1000, "float32", stage=2, ranks=4) == 1000 and memory.update_copies(1000, "bfloat16", stage=1, ranks=4) == 0
     assert memory.frozen_copy(1000, "bfloat16") == 2000 and memory.frozen_copy(1000, "bfloat16", bits=4, ranks=2) == 250
     assert memory.running_mean(1000, ranks=4) == 1000
+    large = Shape(parameters=72 * 10**9, layers=80, hidden=1, inner=1, query_width=1, key_width=1, vocabulary=1)
+    assert memory.gathered(SMALL, "bfloat16", stage=3, ranks=2) == 2000 and memory.gathered(large, "bfloat16", stage=3, ranks=8) == 2 * 2 * 72e9 / 80
+    assert memory.gathered(large, "float32", stage=2, ranks=8) == memory.gathered(large, "float32", stage=3, ranks=1) == 0
+    half = replace(large, parameters=36 * 10**9)
+    assert memory.gathered(half, "bfloat16", stage=3, ranks=8) == 2e9  # as much as may be live, and more than two layers
     assert memory.cache_per_token(SMALL, "bfloat16") == 2 * 3 * 2 * 2 and memory.kv_cache(SMALL, "float32", sequences=5, tokens=7) == 48 * 35
     assert memory.chosen_scores(5, 7, "float32") == (4 + 16) * 5 * 7
     assert memory.chosen_scores(5, 7, "bfloat16", filters=["top_k", "top_p"]) == (6 + 50) * 5 * 7
