@@ -16,7 +16,7 @@ from rftcli.runtime.emit import Emitter
 from rftcli.runtime.engine_folder import make_own_engine, whole_weights
 from rftcli.runtime.hf_proof import prove_hf
 from rftcli.runtime.inputs import make_answers, make_desk, make_eval_scorer, make_eval_sets, search_paths
-from rftcli.runtime.models import load_model, make_policy, make_tokenizer
+from rftcli.runtime.models import load_model, make_policy, make_tokenizer, start_device
 from rftcli.runtime.parts import PartFile
 from rftcli.runtime.rundir import AttemptDir, RunDir, step_name, write_json
 from rftcli.runtime.scorers import fill_desk
@@ -45,7 +45,9 @@ def evaluate_only(plan: Plan, run: RunDir, attempt: AttemptDir, world: World, em
 
         check_servers(plan, world, emit.log, attempt.stop_asked)
     servers = begin_servers(plan, world, attempt, device, learns=False)
-    model, adapter = make_policy(plan.policy, device, tokenizer, emit) if folder is None else (load_model(plan.policy, device, path), None)
+    # an engine with a model of its own takes weights from wherever they are
+    place = device if plan.rollout.own_engine is None else start_device(plan.learner, device)
+    model, adapter = make_policy(plan.policy, place, tokenizer, emit) if folder is None else (load_model(plan.policy, place, path), None)
     model.eval()
     ends = eos_ids(model.config, model.generation_config, tokenizer)
     fill_desk(desk, plan, world, device, run.scores, paths, tokenizer, emit.warn, servers.judges)
