@@ -22,6 +22,7 @@ from rftcli.plan.compile_models import check_models, model_plan, reference_plans
 from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
+from rftcli.plan.compile_reference import with_reference
 from rftcli.plan.compile_rewards import check_overlong, shaping_plan
 from rftcli.plan.compile_rollout import check_replica, rollout_plan
 from rftcli.plan.compile_run import check_profile, early_stop_plan, eval_plan, launch_plan, profile_plan, samples_plan, track_plan
@@ -78,6 +79,7 @@ def compile_plan(
         recipe=recipe, facts=facts, world=world, policy=model_plan(recipe, facts, device, policy_path), critic=critic, reference=own_reference,
         teacher=teacher, scorers=scored_by,
     )  # fmt: skip
+    asked = replace(asked, recipe=with_reference(asked, notes))
     asked_for, recipe = recipe, with_memory(asked, notes)
     policy = model_plan(recipe, facts, device, policy_path)
     asked = replace(asked, recipe=recipe, policy=policy)

@@ -276,7 +276,8 @@ def _frozen(asked: Asked, choice: Choice) -> Parts:
     recipe, here = asked.recipe, asked.facts.model
     found: Parts = {}
     if asked.keeps_reference:
-        size = memory.frozen_copy((asked.reference or here).parameters or here.parameters or 0, asked.policy.dtype)
+        model, over = asked.reference or here, asked.world.ranks if recipe.models.reference.shard is True else 1
+        size = memory.frozen_copy(model.parameters or here.parameters or 0, asked.policy.dtype, ranks=over)
         found["reference"] = _held(asked, size, recipe.models.reference.offload, choice)
     if asked.keeps_teacher and recipe.models.teacher is not None:
         dtype = recipe.models.teacher.dtype
@@ -297,8 +298,7 @@ def _frozen(asked: Asked, choice: Choice) -> Parts:
 
 
 def _held(asked: Asked, size: float, offload: bool | str, choice: Choice) -> dict[str, float]:
-    waits = asked.world.device == "cuda" and (choice.waits if offload == "auto" else bool(offload))
-    return {"credit": size} if waits else _always(size)
+    return {"credit": size} if asked.world.device == "cuda" and (choice.waits if offload == "auto" else bool(offload)) else _always(size)
 
 
 def sampling_least(asked: Asked, choice: Choice, shape: Shape) -> Parts:

@@ -106,7 +106,7 @@ def reference_plans(
     elif other is None and policy.lora is not None:
         notes.append("models.reference.refresh mixes whole weights, so the reference is a second copy of the model, adapter merged in")
     offload = _offload(recipe, world, kind, notes)
-    use = ReferencePlan(kind=kind, refresh_every=section.refresh.every, mix=section.refresh.mix, offload=offload)
+    use = ReferencePlan(kind=kind, refresh_every=section.refresh.every, mix=section.refresh.mix, offload=offload, shard=section.shard is True)
     return model, use
 
 

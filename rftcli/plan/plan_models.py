@@ -45,6 +45,8 @@ class ReferencePlan:
     """Steps; 0: never."""
     mix: float
     offload: bool
+    shard: bool = False
+    """Every rank holds a part of each weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ def _reference(model: ModelPlan | None, use: ReferencePlan | None) -> str:
         return model.given
     held = {"model": model.given, "adapter_off": f"{model.given}, adapter off", "adapter_copy": f"{model.given}, frozen copy of the adapter"}
     refresh = f", every {use.refresh_every} steps {use.mix:g} of the policy mixed in" if use.refresh_every else ""
-    return held[use.kind] + refresh + (", on the CPU between uses" if use.offload else "")
+    return held[use.kind] + refresh + (", on the CPU between uses" if use.offload else ", partitioned over the ranks" if use.shard else "")
 
 
 def _teacher(teacher: TeacherPlan) -> str:

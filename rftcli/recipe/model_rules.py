@@ -77,6 +77,16 @@ def lora_and_freeze(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
         )
 
 
+def reference_shard(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    section, path = recipe.models.reference, ("models", "reference", "shard")
+    if section.shard is True and section.offload is True:
+        why = "its part of the weights stays on every rank"
+        yield Finding(path=path, message="does not go with `offload`", reason=why, reads=(("models", "reference", "offload"),))
+    if section.shard is True and section.refresh.every > 0:
+        why = "whole weights are mixed"
+        yield Finding(path=path, message="does not go with `refresh`", reason=why, reads=(("models", "reference", "refresh", "every"),))
+
+
 def quantised(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
     policy, path = recipe.models.policy, ("models", "policy", "quantise")
     if policy.quantise is None:

@@ -357,6 +357,11 @@ RULES: dict[str, Rule] = {
         text="Quantised weights need LoRA and a ZeRO stage below 3, so their parameters are not offloaded.",
         check=model_rules.quantised,
     ),
+    "reference-shard": Rule(
+        about=("models.reference.shard", "models.reference.offload", "models.reference.refresh.every"),
+        text="A reference that is partitioned stays where it is, and as it is.",
+        check=model_rules.reference_shard,
+    ),
     "ema": Rule(
         about=("eval.weights", "models.policy.ema", "models.policy.ema.evaluate"),
         text="Evaluating the running mean needs one, and is asked for once.",

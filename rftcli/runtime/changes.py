@@ -160,6 +160,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "policy.ema.**": (FREE, "what the running mean is used for"),
     "reference_use": (FOLLOWS, "from whether anything needs a reference"),
     "reference_use.offload": (FREE, "where the reference waits"),
+    "reference_use.shard": (FREE, "where the reference is"),
     "reference_use.**": (RISKY, "the KL term compares with another model"),
     "reference.**": (RISKY, "the KL term compares with another model"),
     "teacher.offload": (FREE, "where the teacher waits"),

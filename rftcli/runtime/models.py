@@ -24,7 +24,8 @@ from rftcli.protocols import Reference, World
 from rftcli.runtime.ema import RunningMean
 from rftcli.runtime.emit import Emitter
 from rftcli.runtime.learner import DeepSpeedLearner
-from rftcli.runtime.reference import AdapterReference, ModelReference
+from rftcli.runtime.reference import AdapterReference, ModelReference, ShardedReference
+from rftcli.runtime.sharding import partitioned
 
 
 def make_tokenizer(plan: ModelPlan) -> Any:
@@ -120,7 +121,9 @@ def make_reference(
     if use.kind != "model":
         assert learner.adapter is not None
         return AdapterReference(learner, learner.adapter)
-    model = load_whole(plan.reference, torch.device("cpu") if use.offload else device, tokenizer)
+    model = load_whole(plan.reference, torch.device("cpu") if use.offload or use.shard else device, tokenizer)
+    if use.shard:
+        return ShardedReference(partitioned(CausalPolicy(model, head=head, fused=fused).requires_grad_(False), plan.reference.dtype, device))
     reference = ModelReference(
         CausalPolicy(model, head=head, fused=fused),
         device,

@@ -6,6 +6,7 @@ What it leaves out: when a reference is needed (the plan says) and the KL term.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -86,6 +87,23 @@ class ModelReference:
         for name, parameter in self._module.model.named_parameters():
             parameter.copy_(state[name])
         self._refreshed = True
+
+
+class ShardedReference:
+    """A model of its own of which every rank holds a part: `engine` gathers its layers as a pass reaches them, so all ranks make equally many."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            return self._engine(**policy_inputs(batch), temperature=temperature_of(batch, temperature))
+
+    def sleep(self) -> None:
+        """Its part stays on the device."""
+
+    def follow(self, step: int, learner: DeepSpeedLearner) -> None:
+        """It stays what it was loaded as."""
 
 
 class AdapterReference:

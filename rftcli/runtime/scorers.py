@@ -105,7 +105,7 @@ class Held:
             model = load_classifier(weights.path, **common)
         else:
             model = load_causal_lm(weights.path, attention="sdpa", dropout=0.0, **common).eval().requires_grad_(False)
-        module = _partitioned(model, weights.dtype) if weights.sharded else model
+        module = _partitioned(model, weights.dtype, device) if weights.sharded else model
         generation = None if spec.kind == CLASSIFIER else model.generation_config
         return cls(module=module, config=model.config, generation=generation, device=device, offload=offload)
 
@@ -122,10 +122,10 @@ class Held:
                 torch.accelerator.empty_cache() if self.device.type != "cpu" else None
 
 
-def _partitioned(model: Any, dtype: str) -> Any:
+def _partitioned(model: Any, dtype: str, device: torch.device) -> Any:
     from rftcli.runtime.sharding import partitioned  # DeepSpeed, which whole weights do without
 
-    return partitioned(model, dtype)
+    return partitioned(model, dtype, device)
 
 
 def files_of(spec: ScorerSpec, search_path: Sequence[Path]) -> list[Path]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rftcli.runtime.learner import deepspeed
+import torch
+
+from rftcli.runtime.learner import cut, deepspeed
 from rftcli.runtime.whole_layers import gather_whole_layers
 
 
-def partitioned(model: Any, dtype: str) -> Any:
-    """Collective. The whole `model` is on every rank before, and a part of each weight afterwards."""
+def partitioned(model: torch.nn.Module, dtype: str, device: torch.device) -> Any:
+    """Collective. The whole `model` is in the memory of every rank's machine before, and a part of each weight on `device` afterwards."""
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0, "overlap_comm": False},
@@ -21,6 +23,7 @@ def partitioned(model: Any, dtype: str) -> Any:
         "wall_clock_breakdown": False,
     }
     gather_whole_layers(model)
+    cut(model, config, device)
     engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=False)
     engine.eval()
     return engine

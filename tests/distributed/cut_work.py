@@ -55,3 +55,28 @@ def one_truth(world: Any) -> Any:
     with deepspeed.zero.GatheredParameters(list(policy.parameters())):
         trained = sum(float(parameter.detach().double().sum()) for parameter in policy.parameters())
     return own, trained
+
+
+def reference(world: Any, *, from_host: bool) -> Any:
+    """Log-probs of each rank's completions under a frozen model: whole on every rank, or (`from_host`) a part on each."""
+    from rftcli.models.policy import CausalPolicy
+    from rftcli.runtime.reference import ModelReference, ShardedReference
+    from rftcli.runtime.sharding import partitioned
+    from rftcli.stages import batches
+
+    policy, cpu = CausalPolicy(work.tiny_model(seed=4)), torch.device("cpu")
+    if from_host:
+        held: Any = ShardedReference(partitioned(policy.requires_grad_(False), "float32", cpu))
+    else:
+        held = ModelReference(policy, cpu, offload=False, refresh_every=0, mix=0.5, writes=False)
+    plan = work.plan_of("padded", 3, "token_mean", kl=0.1)
+    mine = work.share(world, work.experiences(), uneven=True)
+    found = []
+    for _ in range(2):
+        for batch in batches.micro_batches(mine, plan.batch, batches.NO_DENOMINATORS, world, pad_id=0, device=cpu):
+            logprobs, _entropy = held.logprobs(batch, 0.8)
+            assert not logprobs.requires_grad
+            found.append(logprobs)
+        held.sleep()
+    parts = max(parameter.numel() for parameter in policy.parameters())
+    return {"logprobs": found, "whole": parts > 0}

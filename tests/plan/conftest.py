@@ -46,11 +46,12 @@ def compiled() -> Compiled:
         train_rows: int | None = 1000,
         reference_path: str | None = None,
         critic: ModelFacts | None = None,
+        reference: ModelFacts | None = None,
         **model: Any,
     ) -> Plan:
         recipe = load_text(MINIMAL, sets=list(sets), env={}).recipe
         facts = Facts(machine=machine, model=ModelFacts(path="/models/policy", **model), ranks=ranks, nodes=nodes, train_rows=train_rows)
         paths = {"search_path": "/recipes", "policy_path": "/models/policy", "reference_path": reference_path}
-        return compile_plan(recipe, facts, name=recipe.name or "minimal", critic=critic, **paths)
+        return compile_plan(recipe, facts, name=recipe.name or "minimal", critic=critic, reference_facts=reference, **paths)
 
     return make

@@ -296,6 +296,7 @@ OTHER: dict[str, str] = {
     "models.policy.lora.options": "{use_dora: true}",
     "models.policy.ema.decay": "0.9", "models.policy.ema.evaluate": "true", "models.policy.ema.export": "true", "eval.weights": "ema",
     "models.reference.refresh.every": "5", "models.reference.refresh.mix": "0.5", "models.reference.offload": "true",
+    "models.reference.shard": "true",
     "data.train[].path": "/u.jsonl", "data.train[].python": "'a:c'", "data.train[].options": "{n: 2}", "data.train[].limit": "3",
     "data.train[].label": "default", "data.train[].system": "s", "data.train[].columns.prompt": "q", "data.train[].columns.reference": "r",
     "data.train[].columns.label": "l", "data.train[].columns.id": "i", "data.train[].extract_reference": "'(.)'", "data.train[].as_chat": "true",

@@ -65,6 +65,7 @@ models:
       every: 5
       mix: 0.5
     offload: true
+    shard: false
   critic:
     from: some/critic
     head: v_head

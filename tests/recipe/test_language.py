@@ -131,6 +131,7 @@ ADDED = {
     "batch.layout",
     "batch.share_prompts",
     "batch.balance",
+    "models.reference.shard",
     "batch.skip_zero_advantage",
     "rollout.hf.batch_rows",
     "train.deterministic",
@@ -395,5 +396,5 @@ def test_kinds_in_words(pattern: tuple[str, ...], words: str, bounds: tuple[str,
 def test_kinds_of_a_section_keep_its_order() -> None:
     section = key_table()[("models", "reference")].kind.section
     assert section is not None
-    assert list(fields_of(section)) == ["from", "refresh", "offload"]
+    assert list(fields_of(section)) == ["from", "refresh", "offload", "shard"]
     assert isinstance(fields_of(section)["from"], Kind)

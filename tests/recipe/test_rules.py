@@ -415,6 +415,18 @@ BREACHES = [
         "`micro_batch_size` and `tokens_per_micro_batch` both say how micro-batches are cut",
     ),
     (
+        "reference-shard",
+        ["models.reference={shard: true, offload: true}"],
+        "models.reference.shard",
+        "does not go with `offload`",
+    ),
+    (
+        "reference-shard",
+        ["models.reference={shard: true, refresh: {every: 5}}"],
+        "models.reference.shard",
+        "does not go with `refresh`",
+    ),
+    (
         "balance-by-rows",
         ["batch={micro_batch_size: 4, balance: true}"],
         "batch.balance",

@@ -98,6 +98,9 @@ class ReferenceModel(Section):
     offload: Literal["auto"] | bool = Field(
         "auto", description="Whether a reference model waits in CPU memory between uses; auto: where the device would be too full."
     )
+    shard: Literal["auto"] | bool = Field(
+        "auto", description="Whether a reference model is partitioned over the ranks; auto: where no device holds it whole."
+    )
 
 
 class Models(Section):
