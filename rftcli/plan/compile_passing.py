@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import ModelFacts
+from rftcli.recipe.sections.passing import trained_without_advantage
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
-
-MORE_THAN_ADVANTAGES = ("cpg", "dro", "kl_cov", "python")
-"""Losses with a term, or one that may be there, that is no multiple of the advantage."""
 
 
 def balances(recipe: Recipe) -> bool:
@@ -30,22 +27,6 @@ def attention_cost(model: ModelFacts) -> float:
     return model.layers * width / model.parameters if model.parameters and model.layers and width else 0.0
 
 
-def skips_zero_advantage(recipe: Recipe, problems: list[PlanProblem]) -> bool:
-    asked = recipe.batch.skip_zero_advantage
-    why = trained_without_advantage(recipe)
-    if asked is True and why is not None:
-        hint = "use auto or false"
-        problems.append(PlanProblem(path="batch.skip_zero_advantage", message="cannot be true here", reason=why, hint=hint))
-    return asked is not False and why is None
-
-
-def trained_without_advantage(recipe: Recipe) -> str | None:
-    """Why a completion has a gradient of its own where its advantage is 0; None: it has none."""
-    loss, kl = recipe.algorithm.loss, recipe.algorithm.kl
-    reasons = {
-        f"the loss `{loss.kind}` has more terms than advantage times ratio": loss.kind in MORE_THAN_ADVANTAGES,
-        "the KL term in the loss is for every completion": kl.place == "loss" and kl.coefficient > 0,
-        "the entropy bonus is for every completion": loss.entropy_coefficient > 0 or loss.entropy_controller is not None,
-        "models.policy.router_loss is for every completion": recipe.models.policy.router_loss > 0,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+def skips_zero_advantage(recipe: Recipe) -> bool:
+    """`true` where it cannot be is refused with the recipe."""
+    return recipe.batch.skip_zero_advantage is not False and trained_without_advantage(recipe) is None

@@ -70,7 +70,7 @@ def batch_plan(recipe: Recipe, facts: Facts, attention: str, problems: list[Plan
         share_prompts=shape.share_prompts,
         balance=balances(recipe),
         attention_cost=attention_cost(facts.model),
-        skip_zero_advantage=skips_zero_advantage(recipe, problems),
+        skip_zero_advantage=skips_zero_advantage(recipe),
     )
 
 

@@ -256,11 +256,7 @@ RULES: dict[str, Rule] = {
         text="At most one of `micro_batch_size` and `tokens_per_micro_batch` is a number.",
         check=update_rules.micro_batch_twice,
     ),
-    "balance-by-rows": Rule(
-        about=("batch.balance", "batch.micro_batch_size"),
-        text="`balance: true` goes with micro-batches that are cut by tokens.",
-        check=update_rules.balance_by_rows,
-    ),
+    **{code: Rule(about=about, text=text, check=check) for code, (about, text, check) in update_rules.ROWS.items()},
     "rollouts-per-update": Rule(
         about=("batch.rollouts_per_update", "batch.updates_per_step", "batch.prompts_per_step"),
         text="Several rollouts make one update, or one rollout makes several; every rollout has equally many prompts.",

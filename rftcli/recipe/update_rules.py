@@ -5,12 +5,13 @@ What is left out: whatever depends on the machine, the policy's number type or t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rftcli.recipe.finding import Finding, KnownRules
 from rftcli.recipe.paths import KeyPath, format_path
 from rftcli.recipe.sections import Optimizer, Recipe
+from rftcli.recipe.sections.passing import trained_without_advantage
 
 OPTIMIZER: KeyPath = ("train", "optimizer")
 CRITIC_OPTIMIZER: KeyPath = ("models", "critic", "optimizer")
@@ -37,6 +38,12 @@ def balance_by_rows(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
             hint="leave `micro_batch_size` out, or set `tokens_per_micro_batch`",
             reads=(("batch", "micro_batch_size"),),
         )
+
+
+def skipping(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
+    why = trained_without_advantage(recipe)
+    if recipe.batch.skip_zero_advantage is True and why is not None:
+        yield Finding(path=("batch", "skip_zero_advantage"), message="cannot be true here", reason=why, hint="use auto or false")
 
 
 def rollouts_and_updates(recipe: Recipe, _: KnownRules | None) -> Iterator[Finding]:
@@ -213,3 +220,15 @@ DERIVED: dict[tuple[str, ...], str] = {
     ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"): "checkpoint.save_hf",
 }
 """What the plan derives -> the recipe key that says it."""
+
+Row = tuple[tuple[str, ...], str, Callable[[Recipe, KnownRules | None], Iterator[Finding]]]
+# How to add one: a small function above and a line here.
+ROWS: dict[str, Row] = {
+    "balance-by-rows": (("batch.balance", "batch.micro_batch_size"), "`balance: true` goes with micro-batches that are cut by tokens.", balance_by_rows),
+    "skip-zero-advantage": (
+        ("batch.skip_zero_advantage", "algorithm.loss.kind", "algorithm.kl.coefficient", "algorithm.kl.place", "algorithm.loss.entropy_coefficient"),
+        "Completions without advantage are left out only where the loss has no other term for them.",
+        skipping,
+    ),
+}
+"""Code -> keys it concerns, the rule in one sentence, its check."""

@@ -14,7 +14,7 @@ from rftcli.algo.losses import CHOOSING, LOSSES
 from rftcli.algo.own_loss import own_loss
 from rftcli.algo.reduce import token_weights
 from rftcli.errors import RftError
-from rftcli.plan.compile_passing import MORE_THAN_ADVANTAGES
+from rftcli.recipe.sections.passing import MORE_THAN_ADVANTAGES
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.2}
 OPTIONS: dict[str, dict[str, Any]] = {

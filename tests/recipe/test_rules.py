@@ -427,6 +427,12 @@ BREACHES = [
         "does not go with `refresh`",
     ),
     (
+        "skip-zero-advantage",
+        ["batch.skip_zero_advantage=true", "algorithm.loss.kind=dro"],
+        "batch.skip_zero_advantage",
+        "cannot be true here",
+    ),
+    (
         "balance-by-rows",
         ["batch={micro_batch_size: 4, balance: true}"],
         "batch.balance",
