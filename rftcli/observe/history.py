@@ -20,7 +20,7 @@ from rftcli.observe.text import clean, duration, first_line, interval, percent, 
 
 KEPT_WARNINGS = 50
 MAX_CAUSE = 500
-"""Characters of a cause's first line; the command prints the whole of it."""
+"""Characters of the reason why a run ended before its last step."""
 PACE_STEPS = 20
 """How many of the newest steps the time per step is averaged over."""
 SUMMARY_STEPS = 10
@@ -117,6 +117,11 @@ class History:
         return _whole(self.last("tokens_total"))
 
     @property
+    def started(self) -> bool:
+        """Has an attempt come as far as to say what it does?"""
+        return self.counts["start"] + self.counts["step"] > 0
+
+    @property
     def evaluates_only(self) -> bool:
         """A finished run that trained nothing: its evaluation is all there is to tell."""
         return bool(self.evals) and not self.counts["step"] and self.ended is not None and self.ended.status == "done"
@@ -197,7 +202,7 @@ def summary(history: History, run_dir: Path) -> str:
     """What a person reads at the end of a run: what came out, where it lies, what to type next. Several lines, no newline at the end.
 
     Only what exists is named. Values are means over the first and the last `SUMMARY_STEPS` steps (fewer in a short run), held-out ones carry
-    their intervals.
+    their intervals. Why a run failed or was stopped, and how it goes on, is said by the command as its error, whole and once.
     """
     rows = [*_outcome(history), *_cost(history), *_places(history, run_dir)]
     width = max((len(name) for name, _ in rows), default=0)
@@ -209,10 +214,15 @@ def _headline(history: History) -> str:
     status = "unfinished" if history.ended is None else history.ended.status
     if history.evaluates_only:
         return f"evaluated step {history.step} in {duration(history.seconds)}"
-    of = "" if history.total_steps is None else f" of {history.total_steps}"
     attempt = f", attempt {history.attempt}" if history.attempt > 1 else ""
-    cause = "" if history.ended is None or not history.ended.cause else f"\n  cause: {first_line(history.ended.cause, MAX_CAUSE)}"
-    return f"{status}: {history.step}{of} steps in {duration(history.seconds)}{attempt}{cause}"
+    if not history.started:
+        return f"{status} while it was starting{attempt}"
+    if history.total_steps is None and not history.counts["step"]:
+        return f"{status} after {duration(history.seconds)}{attempt}"  # an evaluation
+    total = history.step if history.total_steps is None else history.total_steps
+    of = "" if history.total_steps is None else f" of {total}"
+    early = f"\n  {first_line(history.ended.cause, MAX_CAUSE)}" if status == "done" and history.ended is not None and history.ended.cause else ""
+    return f"{status}: {history.step}{of} step{'' if total == 1 else 's'} in {duration(history.seconds)}{attempt}{early}"
 
 
 def _outcome(history: History) -> list[tuple[str, str]]:
@@ -266,9 +276,6 @@ def _next_commands(history: History, run_dir: Path) -> list[str]:
     if history.evaluates_only:
         return []
     where = shlex.quote(str(run_dir))
-    finished = history.ended is not None and history.ended.status == "done"
     weights = (run_dir / "final").is_dir() or bool(history.checkpoints)
     commands = [f"rft eval {where}"] if weights and history.evals else [f"rft samples {where}"] if weights else []
-    if history.checkpoints and not finished:
-        commands.insert(0, f"rft resume {where}")
     return ["next:", *(f"  {command}" for command in commands)] if commands else []

@@ -1,11 +1,12 @@
 """One line a step, for logs and for a standard output that is no terminal.
 
-    step  12/200  reward  0.531 eval 0.512  kl 0.0012 loss -0.0031 grad 0.840 lr   1e-6  len  182 cut  2% zero 25%   12.3s roll 66% learn 26%  eta 38m
+    step  12/200  reward  0.531 eval 0.512  kl 0.0012 loss -0.0031 grad 0.840 lr   1e-6  len  182 cut  2% nosig 25%   12.3s roll 66% learn 26%  eta 9m
 
 Fields stand in this order; one whose metric the event lacks is left out. `eval` is the newest held-out value, `beta` the coefficient of the KL
 term, `value` and `vloss` the critic's mean value and its loss, `len` the mean sampled tokens of a completion, `cut` the share of completions that
-hit the token limit, `zero` the share of groups without a learning signal; behind the seconds stand the slowest stages. Of a resumed run only the
-newest attempt is printed, behind one line that says where it goes on. Leaves out colour, curves and samples: those are the console's.
+hit the token limit, `nosig` the share of groups without a learning signal; behind the seconds stand the slowest stages. Of a resumed run only the
+newest attempt is printed, behind one line that says where it goes on. Leaves out colour, curves and samples: those are the console's; and how the
+run ended: the command says that, once.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from rftcli.events import CheckpointSaved, EvalDone, Event, Logged, Progress, RunEnded, RunStarted, StepDone, Warned
+from rftcli.events import CheckpointSaved, EvalDone, Event, Logged, Progress, RunStarted, StepDone, Warned
 from rftcli.observe.follow import newest_attempt
-from rftcli.observe.history import MAX_CAUSE, History
+from rftcli.observe.history import History
 from rftcli.observe.numbers import flatten, means_with_intervals, number
 from rftcli.observe.series import KEPT_ENDS
-from rftcli.observe.text import clean, duration, first_line, interval, path_end, percent, short
+from rftcli.observe.text import clean, duration, interval, path_end, percent, short
 
 WIDTH = 150
 QUIET_SECONDS = 30.0
@@ -69,8 +70,6 @@ class Plain:
                 self._print(*_wrapped(f"warning (step {event.step}) {clean(event.code, 40)}: ", event.text))
             case Logged():
                 self._print(*_wrapped("log: ", event.text))
-            case RunEnded():
-                self._print(*_end_lines(event, self._history))
 
     def close(self) -> None:
         """The stream belongs to the caller and stays open."""
@@ -150,11 +149,6 @@ def _plainly(value: str | float) -> str:
     return short(value) if isinstance(value, float) else str(value)
 
 
-def _end_lines(event: RunEnded, history: History) -> list[str]:
-    line = f"end {clean(event.status, 20)} | step {event.step} | {duration(history.seconds)}"
-    return [line] if not event.cause else [line, *_wrapped("  cause: ", first_line(event.cause, MAX_CAUSE))]
-
-
 def _packed(head: str, fields: Iterable[str]) -> list[str]:
     """The fields behind `head`, on as many lines as it takes; room is left for a duration at the end."""
     lines, line = [], head
@@ -186,7 +180,7 @@ FIELDS = (
     ("vloss", "value_loss", 5, short),
     ("len", "response_tokens.mean", 4, short),
     ("cut", "truncated_fraction", 3, percent),
-    ("zero", "zero_signal_fraction", 3, percent),
+    ("nosig", "zero_signal_fraction", 3, percent),
 )
 """Label, dotted metric, width, how it is shown. To add one: a row here, and its label in LINE where it should stand."""
 
@@ -195,7 +189,7 @@ LINE = (
     ("reward", "eval"),
     ("kl", "beta", "loss", "grad", "lr"),
     ("value", "vloss"),
-    ("len", "cut", "zero"),
+    ("len", "cut", "nosig"),
     ("seconds", "first stage", "second stage"),
     ("eta",),
 )

@@ -16,9 +16,9 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-from rftcli.observe.history import MAX_CAUSE, History
+from rftcli.observe.history import History
 from rftcli.observe.numbers import flatten, means_with_intervals, number
-from rftcli.observe.text import clean, duration, first_line, interval, percent, short, sparkline
+from rftcli.observe.text import clean, duration, interval, percent, short, sparkline
 
 LABEL_COLUMNS = 10
 VALUE_COLUMNS = 44
@@ -101,9 +101,8 @@ def _header(history: History, around: Around) -> Iterator[Text]:
     yield line
     if history.ended is not None:
         good = history.ended.status == "done"
-        yield Text(f"{clean(history.ended.status, 20)} after {duration(history.seconds)}", style="bold green" if good else "bold red")
-        if history.ended.cause:
-            yield Text(first_line(history.ended.cause, MAX_CAUSE), style="red")
+        when = f"after {duration(history.seconds)}" if history.started else "while it was starting"
+        yield Text(f"{clean(history.ended.status, 20)} {when}", style="bold green" if good else "bold red")
 
 
 def _progress(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
@@ -119,7 +118,7 @@ def _progress(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
         full = round(share * columns)
         solid, empty = ("#", "-") if ascii_only else ("━", "─")
         yield Text.assemble(head, (solid * full, "green"), (empty * (columns - full), "dim"), tail)
-    else:
+    elif history.started:
         yield Text(f"step {step}{tail}")
 
 

@@ -181,7 +181,7 @@ def test_summary_of_an_evaluation(tmp_path):
     history = History()
     history.see(RunStarted(time=1000.0, attempt=1, step=10, info={"name": "q"}))
     history.see(_eval(10, 1, 0.5, time=1001.5))
-    assert summary(history, tmp_path).startswith("unfinished: 10 steps")
+    assert summary(history, tmp_path).startswith("unfinished after 1.5s")
     history.see(RunEnded(time=1002.0, attempt=1, step=10, status="done"))
     assert summary(history, tmp_path).split("\n") == [
         "evaluated step 10 in 2.0s",
@@ -194,21 +194,28 @@ def test_a_training_run_that_fails_after_its_first_evaluation_is_no_evaluation(t
     history = History()
     history.see(_eval(0, 1, 0.5, time=0.0))
     history.see(RunEnded(time=2.0, attempt=1, step=0, status="failed", cause="boom"))
-    assert summary(history, tmp_path).startswith("failed: 0 steps in 2.0s\n  cause: boom\n")
+    assert summary(history, tmp_path).startswith("failed while it was starting\n")
 
 
-def test_summary_of_a_run_that_failed_says_why_and_how_to_go_on(tmp_path):
+def test_summary_of_a_run_that_failed_leaves_why_and_how_to_go_on_to_the_command(tmp_path):
     history = History()
     history.see(RunStarted(time=0.0, attempt=3, step=0, info={"steps": 40}))
     history.see(RunEnded(time=5.0, attempt=3, step=0, status="failed", cause="out of \x1b[31mmemory\nhint: fewer rows"))
-    headline = ["failed: 0 of 40 steps in 5.0s, attempt 3", "  cause: out of memory"]
-    assert summary(history, tmp_path).split("\n") == headline  # nothing was committed: nothing to resume from
+    headline = "failed: 0 of 40 steps in 5.0s, attempt 3"
+    assert summary(history, tmp_path) == headline  # nothing was committed: nothing to look at
     history.see(CheckpointSaved(time=4.0, attempt=3, step=0, path="checkpoints/step_000000", seconds=1.0))
-    ways_on = ["next:", f"  rft resume {tmp_path}"]
-    assert summary(history, tmp_path).split("\n") == [*headline, *ways_on, f"  rft samples {tmp_path}"]  # no set to evaluate on is known
+    assert summary(history, tmp_path).split("\n") == [headline, "next:", f"  rft samples {tmp_path}"]  # no set to evaluate on is known
     history.see(_eval(0, 3, 0.5, time=4.0))
-    assert summary(history, tmp_path).split("\n")[-3:] == [*ways_on, f"  rft eval {tmp_path}"]
-    assert summary(History(), tmp_path).startswith("unfinished: 0 steps in 0.0s")
+    assert summary(history, tmp_path).split("\n")[-2:] == ["next:", f"  rft eval {tmp_path}"]
+    assert summary(History(), tmp_path) == "unfinished while it was starting"
+
+
+def test_summary_of_a_run_that_ended_early_says_why(tmp_path):
+    """Nothing went wrong, so there is no error that would say it."""
+    history = History()
+    history.see(RunStarted(time=0.0, attempt=1, step=0, info={"steps": 1}))
+    history.see(RunEnded(time=5.0, attempt=1, step=1, status="done", cause="stopped early: \x1b[31m100 tokens\nmore"))
+    assert summary(history, tmp_path) == "done: 0 of 1 step in 5.0s\n  stopped early: 100 tokens"
 
 
 @pytest.mark.parametrize(("steps", "count"), [(2, 1), (7, 3), (50, 10)])

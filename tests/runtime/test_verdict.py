@@ -42,7 +42,7 @@ def test_the_first_own_error_wins_over_peers_that_noticed(attempt: AttemptDir) -
 
 def test_our_own_errors_come_with_their_hint_and_no_type(attempt: AttemptDir) -> None:
     record_failure(attempt, 1, RftError("too many errors", hint="look at the samples"), "tb")
-    assert first_cause(attempt, RankWatch(attempt, 2)) == "rank 1: too many errors\nhint: look at the samples"
+    assert first_cause(attempt, RankWatch(attempt, 2)) == f"rank 1: too many errors\nhint: look at the samples\nlog: {attempt.log(1)}"
 
 
 def test_a_killed_rank_is_named(attempt: AttemptDir) -> None:
