@@ -297,7 +297,7 @@ def _how(status: int | None) -> str:
 
 _RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
 _OF_RANK = re.compile(r"rank \d+ \((pid \d+)\) exits with return code = (-?\d+)")
-_ASKED = re.compile(r"^(SIG\w+): ending the ranks$", re.MULTILINE)
+_ASKED = re.compile(r"asked to end by (SIG\w+)\b.*: ending the ranks$", re.MULTILINE)
 """The starter's words (`starter`); other launchers name no rank."""
 
 

@@ -121,7 +121,7 @@ def test_a_stop_request_is_shown_while_the_run_goes_on(history, reason, key):
 
 
 def test_a_frame_before_anything_happened():
-    assert _text(frame_lines(History(), None, now=0.0, width=80)).split("\n") == ["run", "", "step 0"]
+    assert _text(frame_lines(History(), None, now=0.0, width=80)).split("\n") == ["run"]
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", math.nan])

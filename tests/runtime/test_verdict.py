@@ -94,8 +94,11 @@ def test_the_launcher_that_saw_how_a_rank_ended_is_asked(attempt: AttemptDir, to
             "rank 1 (pid {pid}) died without a word, killed by SIGTERM;",
         ),
         ("rank 0 (pid 1) exits with return code = 1\n", "rank 1 (pid {pid}) died without a word;"),
-        ("SIGTERM: ending the ranks\n", "the launcher was asked to end by SIGTERM, and the ranks with it;"),
-        ("rank 1 (pid {pid}) exits with return code = 3\nSIGTERM: ending the ranks\n", "rank 1 (pid {pid}) died without a word, exit code 3;"),
+        ("2026-01-01 03:00:00 asked to end by SIGTERM: ending the ranks\n", "the launcher was asked to end by SIGTERM, and the ranks with it;"),
+        (
+            "rank 1 (pid {pid}) exits with return code = 3 (an error: see rank_1.log)\nasked to end by SIGUSR2 (it): ending the ranks\n",
+            "rank 1 (pid {pid}) died without a word, exit code 3;",
+        ),
     ],
 )
 def test_the_starter_says_whose_end_it_saw(attempt: AttemptDir, told: str, cause: str) -> None:
