@@ -52,7 +52,6 @@ def finish(run: RunDir, outcome: Outcome, *, as_json: bool, what: str = "run") -
         talk.say(f"error: the {what} failed{when}: {state.cause}")
     elif state.status == "stopped":
         talk.say(f"stopped: {state.cause}" if state.cause else "stopped")
-    whole = run.committed_checkpoints()
-    if whole and state.status in ("failed", "stopped") and not refused:
-        talk.say(f"hint: `rft resume {run.quoted}` goes on from {whole[-1].name}")
+    if state.status in ("failed", "stopped") and not refused and (hint := talk.way_on(run)) is not None:
+        talk.say(hint)
     return outcome.exit_code
