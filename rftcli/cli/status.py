@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from rftcli.cli import talk
 from rftcli.errors import UsageError
 from rftcli.events import EvalDone, Event, RunStarted, StepDone, Warned, last_attempts, read_events, to_line
 from rftcli.observe.numbers import flatten, means_with_intervals
-from rftcli.observe.text import duration, interval, percent, short
+from rftcli.observe.text import columns_of, duration, interval, percent, short, wrapped
 
 app = typer.Typer(add_completion=False)
 T = TypeVar("T", bound=Event)
@@ -46,7 +47,8 @@ def status(
         talk.data({"run_dir": str(run.path), **to_data(state), "dead": dead is not None, "steps": steps, **_newest_of(events)})
         return 0
     word = state.status if dead is None else f"dead ({dead}; `rft resume {run.quoted}`)"
-    lines = [str(run.path), f"{word}, step {state.step}{f' of {steps}' if steps else ''}, attempt {state.attempt}", *_numbers(events)]
+    lines = [str(run.path), f"{word}, step {state.step}{f' of {steps}' if steps else ''}, attempt {state.attempt}"]
+    lines += [wrapped(line, columns_of(sys.stdout), 4) for line in _numbers(events)]
     lines += [state.cause] if state.cause else []
     if state.status in ("failed", "stopped") and (hint := talk.way_on(run)) is not None:
         lines.append(hint)

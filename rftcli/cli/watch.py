@@ -27,6 +27,7 @@ def finish(run: RunDir, outcome: Outcome, *, as_json: bool, what: str = "run") -
     """The summary as data; then, where it did not end well, why, and how to go on: whole, once, and last. The exit code."""
     from rftcli.events import last_attempts, read_events
     from rftcli.observe.history import History, summary
+    from rftcli.observe.text import columns_of
 
     events = last_attempts(read_events(run.events)) if run.events.exists() else []
     state = outcome.state
@@ -38,7 +39,7 @@ def finish(run: RunDir, outcome: Outcome, *, as_json: bool, what: str = "run") -
             history = History()
             for event in events:
                 history.see(event)
-            print(summary(history, run.path))
+            print(summary(history, run.path, columns_of(sys.stdout)))
         sys.stdout.flush()
     except OSError as error:  # `| head`, a closed terminal: whoever read has gone, the run's outcome has not
         if error.errno not in talk.NOBODY_READS:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rftcli.observe.history import History
 from rftcli.observe.numbers import flatten, means_with_intervals, number
-from rftcli.observe.text import clean, duration, interval, percent, short, sparkline
+from rftcli.observe.text import clean, duration, interval, percent, several, short, sparkline
 
 LABEL_COLUMNS = 10
 VALUE_COLUMNS = 44
@@ -30,6 +30,8 @@ SILENT_SECONDS = 10.0
 """A stage that has not reported for this long is marked; a live one reports every two seconds."""
 SHOWN_WARNINGS = 3
 WARNING_LINES = 4
+ONLY_LABEL = "default"
+"""Of a run whose data has no labels: its mean is that of the run."""
 SHOWN_ROWS = 8
 """Reward parts and labels that are listed, each."""
 PROMPT_LINES = 2
@@ -93,9 +95,9 @@ def _header(history: History, around: Around) -> Iterator[Text]:
         if key in info:
             line.append(f"  {clean(str(info[key]), 40)}")
     if (ranks := number(info.get("ranks"))) is not None:
-        line.append(f"  {ranks:.0f} rank{'' if ranks == 1 else 's'}")
+        line.append(f"  {several(ranks, 'rank')}")
     if (steps := history.total_steps) is not None:
-        line.append(f"  {steps} steps")
+        line.append(f"  {several(steps, 'step')}")
     if history.attempt > 1:
         line.append(f"  attempt {history.attempt}", style="dim")
     yield line
@@ -197,7 +199,7 @@ def _rewards(history: History, width: int) -> Iterator[Text]:
             counted = "-" if errors is None else f"{errors:.0f}"
             yield Text(_cell(name, 24) + _number(entry.get("mean"), 9) + _number(entry.get("std"), 9) + counted.rjust(8))
     labels = history.metrics.get("labels")
-    if isinstance(labels, Mapping) and labels:
+    if isinstance(labels, Mapping) and [*labels] not in ([], [ONLY_LABEL]):
         yield Text(f"{'label'.ljust(24)}{'reward'.rjust(9)}", style="bold")
         for name, mean in list(labels.items())[:SHOWN_ROWS]:
             yield Text(_cell(name, 24) + _number(mean, 9))

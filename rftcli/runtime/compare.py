@@ -142,7 +142,7 @@ def text(result: Mapping[str, Any]) -> str:
         between = f" [{found['low']:+.4f}, {found['high']:+.4f}]" if "low" in found else ""
         test = "McNemar, exact" if found["zero_one"] else "sign test, exact"
         flips = "exact" if found["permutation_exact"] else "sampled"
-        means = f"{found['first']:.4f} against {found['second']:.4f}, difference {found['difference']:+.4f}{between}"
+        means = f"mean reward {found['first']:.4f} against {found['second']:.4f}, difference {found['difference']:+.4f}{between}"
         left_out = f", left out {found['left_out']}" if found["left_out"] else ""
         lines += [
             f"{name}: {means} over {found['pairs']} prompts",

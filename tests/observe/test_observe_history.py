@@ -99,7 +99,7 @@ def test_times_are_summed_over_attempts_and_the_pace_is_this_attempts(step_done)
     assert history.stage_seconds["rollout"] == 6.0 * (12 + 2 + 6)
     assert history.seconds_per_step == 10.0
     assert history.total_steps == 14
-    assert history.eta_seconds == 0.0
+    assert history.eta_seconds is None
 
 
 def test_pace_and_eta_before_the_second_step(step_done):
@@ -174,6 +174,27 @@ def test_summary_of_a_finished_run(tmp_path, step_done):
     ]
 
 
+def test_a_summary_on_a_narrow_terminal_breaks_between_words_and_leaves_paths_and_commands_whole(tmp_path, step_done):
+    run_dir = tmp_path / ("long" * 10)
+    (run_dir / "samples").mkdir(parents=True)
+    (run_dir / "samples" / "file").touch()
+    history = History()
+    history.see(RunStarted(time=0.0, attempt=1, step=0, info={"steps": 4}))
+    for step in range(1, 5):
+        history.see(step_done(step, reward_mean=0.5, seconds={"rollout": 6.0, "learn": 3.0, "total": 10.0}))
+    history.see(CheckpointSaved(time=4.0, attempt=1, step=4, path="checkpoints/step_000004", seconds=1.0))
+    lines = summary(history, run_dir, 40).split("\n")
+    assert lines[1:] == [
+        "  reward   0.500 -> 0.500  (mean of the",
+        "           first and the last 2 of 4",
+        "           steps)",
+        "  time     rollout 60%, learn 30%",
+        f"  samples  {run_dir}/samples",
+        "next:",
+        f"  rft samples {run_dir}",
+    ]
+
+
 def test_summary_of_an_evaluation(tmp_path):
     for name in ("samples", "evals", "checkpoints"):
         (tmp_path / name).mkdir()
@@ -227,7 +248,7 @@ def test_summary_never_compares_a_step_with_itself_in_two_means(tmp_path, step_d
     line = next(line for line in summary(history, tmp_path).split("\n") if "reward" in line)
     before, after = line.split()[1], line.split()[3]
     assert (float(before), float(after)) == pytest.approx((first, last))
-    assert f"last {count} of {steps} steps" in line
+    assert f"last{f' {count}' if count > 1 else ''} of {steps} steps" in line
 
 
 def test_a_run_of_one_step_has_no_first_and_last(tmp_path, step_done):
