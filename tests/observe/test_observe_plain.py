@@ -79,11 +79,11 @@ def test_the_start_names_the_model_and_the_batch(printed):
     batch = "32 prompts x 8 samples = 256 completions a step = 1 update x 2 ranks x 128 rows (one micro-batch of 128)"
     model = "/home/someone/experiments/with/a/long/way/down/to/checkpoints/step_000030/policy"
     assert printed(_start(model=model, parameters=771968, batch=batch, logprob_probe=3.814697265625e-06, rate=0.5)) == [
-        "start gsm8k | attempt 1 | model .../step_000030/policy parameters 771968 rate 0.500",
+        "start gsm8k | attempt 1 | model .../step_000030/policy parameters 771,968 rate 0.500",
         f"  batch {batch}",
-        "  log-prob probe 3.8e-6",
+        "  log-prob probe: at most 3.8e-6 nats from the model's plain forward",
     ]
-    assert printed(_start(batch="x" * WIDTH)) == ["start gsm8k | attempt 1 |"]
+    assert printed(_start(batch="x " * WIDTH)) == ["start gsm8k | attempt 1 |", "  batch" + " x" * 71, *["    x" + " x" * 72, "    x" + " x" * 5]]
 
 
 def test_of_a_resumed_run_only_the_newest_attempt_is_printed(tmp_path):
@@ -173,3 +173,40 @@ def test_a_critic_and_a_moving_coefficient_have_fields_of_their_own(printed):
         "step 1  reward  0.531  kl 0.0012 beta 0.051 loss -0.0031 grad 0.840 lr   1e-6  value  0.250 vloss 0.012  "
         "len  182 cut  2% nosig 25%   12.3s roll 66%"
     )
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (
+            60,
+            [
+                "start gsm8k | attempt 1 | ranks 2 device cpu",
+                "    engine hf steps 200",
+                "  batch 32 prompts x 8 samples = 256 completions a step = 1",
+                "    update x 2 ranks x 128 rows",
+                "eval step 0 | gsm8k 1 prompt |",
+                "    mean@1 0.500 [0.400,0.600] pass@4 0.700",
+                "    len 12.3 | 1.2s",
+                "step   1/200  reward  0.531 eval 0.500  len  182   12.3s",
+                "warning (step 1) c: word word word word word word word word",
+                "    word word",
+            ],
+        ),
+        (90, ["step   1/200  reward  0.531 eval 0.500  kl 0.0012  len  182 cut  2%   12.3s  eta 40m"]),
+    ],
+)
+def test_on_a_narrow_terminal_lines_fit_and_keep_what_matters_most(tmp_path, on_terminal, columns, lines):
+    sets = {"gsm8k": {"mean@1": {"value": 0.5, "low": 0.4, "high": 0.6}, "pass@4": {"value": 0.7}, "prompts": 1, "response_tokens": 12.3}}
+    batch = "32 prompts x 8 samples = 256 completions a step = 1 update x 2 ranks x 128 rows"
+
+    def run(stream):
+        plain = Plain(tmp_path, stream=stream)
+        plain.see(_start(ranks=2, device="cpu", engine="hf", steps=200, batch=batch))
+        plain.see(_eval(0, sets))
+        plain.see(_step(1, METRICS))
+        plain.see(Warned(time=0.0, attempt=1, step=1, code="c", text="word " * 10))
+
+    shown = on_terminal(columns, run).split("\n")[:-1]
+    assert max(map(len, shown)) <= columns
+    assert [line for line in shown if len(lines) > 1 or line.startswith("step")] == lines
