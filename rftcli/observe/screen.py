@@ -103,8 +103,7 @@ def _header(history: History, around: Around) -> Iterator[Text]:
     yield line
     if history.ended is not None:
         good = history.ended.status == "done"
-        when = f"after {duration(history.seconds)}" if history.started else "while it was starting"
-        yield Text(f"{clean(history.ended.status, 20)} {when}", style="bold green" if good else "bold red")
+        yield Text(f"{clean(history.ended.status, 20)} after {duration(history.seconds)}", style="bold green" if good else "bold red")
 
 
 def _progress(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
