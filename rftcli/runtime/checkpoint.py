@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.errors import ResumeError, RftError
-from rftcli.plan.memory import GIB
 from rftcli.plan.plan import Plan, plan_hash, plan_to_json
 from rftcli.protocols import Learner, Stateful, World
 from rftcli.runtime import disk
@@ -187,7 +186,7 @@ def refusal(failures: Sequence[str | None], target: Path, need: int | None) -> R
     """What every rank raises, from what went wrong on each (None: nothing)."""
     rank, text = next((rank, text) for rank, text in enumerate(failures) if text is not None)
     folder, run = (shlex.quote(str(path)) for path in (target.parent, target.parent.parent))
-    room = "" if need is None else f"; a checkpoint takes about {need / GIB:.3g} GiB, {disk.free_text(target.parent)}"
+    room = "" if need is None else f"; a checkpoint takes about {disk.size_text(need)}, {disk.free_text(target.parent)}"
     return RftError(
         f"the checkpoint {target.name} could not be written: rank {rank}: {text}{room}",
         hint=f"free space (`df -h {folder}`), then `rft resume {run}`: earlier checkpoints are whole",

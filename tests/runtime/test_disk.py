@@ -82,7 +82,7 @@ def test_each_writer_says_what_is_wrong_and_what_helps(run: RunDir, writer: Call
     with pytest.raises(OSError) as caught:
         writer(run)
     told = disk.told(caught.value, run.path)
-    assert isinstance(told, RftError) and "no space left on the disk" in told.message and "GiB are free" in told.message
+    assert isinstance(told, RftError) and "no space left on the disk" in told.message and "iB are free" in told.message
     assert "rft resume" in str(told.hint)
     record_failure(run.attempt(1), 0, told, "")
     assert "Traceback" not in first_cause(run.attempt(1), None) and "traceback" not in first_cause(run.attempt(1), None)  # type: ignore[arg-type]
