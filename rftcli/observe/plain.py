@@ -165,7 +165,8 @@ def _packed(head: str, fields: Iterable[str], width: int) -> list[str]:
 
 
 def _wrapped(head: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(head + clean(text, MAX_TEXT), width, subsequent_indent="    ", break_on_hyphens=False) or [head]
+    told = " ".join(clean(text, MAX_TEXT).split())
+    return textwrap.wrap(head + told, width, subsequent_indent="    ", break_on_hyphens=False) or [head]
 
 
 def _encodable(line: str, stream: TextIO) -> str:

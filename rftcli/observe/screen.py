@@ -72,7 +72,7 @@ def frame_lines(
     """All lines of a frame, none wider than `width` columns. `now` in seconds since the epoch; None: nothing is going on any more."""
     sections = (
         _header(history, around),
-        (*_progress(history, width, ascii_only), *_stage(history, now), *_stopping(history, now, around)),
+        (*_progress(history, now, width, ascii_only), *_stage(history, now), *_stopping(history, now, around)),
         _curves(history, width, ascii_only),
         _seconds(history, width, ascii_only),
         _warnings(history, width),
@@ -106,11 +106,11 @@ def _header(history: History, around: Around) -> Iterator[Text]:
         yield Text(f"{clean(history.ended.status, 20)} after {duration(history.seconds)}", style="bold green" if good else "bold red")
 
 
-def _progress(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
+def _progress(history: History, now: float | None, width: int, ascii_only: bool) -> Iterator[Text]:
     total, step = history.total_steps, history.step
     pace, eta = history.seconds_per_step, history.eta_seconds
     tail = "" if pace is None or width < ROOMY_COLUMNS else f"  {duration(pace)}/step"
-    if eta is not None and history.ended is None:
+    if eta is not None and now is not None and history.ended is None:
         tail += f"  eta {duration(eta, coarse=True)}"
     if total:
         share = min(max(step / total, 0.0), 1.0)

@@ -226,7 +226,7 @@ def resume(run: RunDir, resumption: Resumption, observers: Sequence[Observer], w
     if several is not None and several.ranks != plan.world.ranks:
         raise ResumeError(f"the run has {plan.world.ranks} ranks, {several.ranks} were asked for", hint=f"start {plan.world.ranks} of them")
     plan = replace(plan, world=replace(plan.world, nodes=1 if several is None else several.nodes))
-    told = [("changed_on_resume", " ".join(str(change).split())) for change in resumption.changes]
+    told = [("changed_on_resume", str(change)) for change in resumption.changes]
     job = _job(plan, step=resumption.step, checkpoint=resumption.checkpoint, accept=resumption.accept, warnings=told)
     with run.locked():
         if run.last_attempt() != resumption.last_attempt:

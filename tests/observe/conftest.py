@@ -1,5 +1,6 @@
 """Events and run directories for the tests of observers."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -33,10 +34,12 @@ def on_terminal() -> Callable[[int, Callable[[TextIO], None]], str]:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         with os.fdopen(theirs, "w") as stream:
             write(stream)
-            stream.flush()
-            shown = os.read(ours, 65536).decode()
+        shown = b""
+        with contextlib.suppress(OSError):  # all is read, and the other end is closed
+            while piece := os.read(ours, 65536):
+                shown += piece
         os.close(ours)
-        return shown.replace("\r\n", "\n")
+        return shown.decode().replace("\r\n", "\n")
 
     return run
 

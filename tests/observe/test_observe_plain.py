@@ -141,7 +141,7 @@ def test_hostile_text_cannot_break_out_of_its_line(printed):
         _start(device="\x1b[2Jcpu\nfake line"),
         Warned(time=0.0, attempt=1, step=1, code="c\x1b[31m", text="a\x00b\r\x1b]0;x\x07 \ud800 [bold]"),
     )
-    assert lines == ["start gsm8k | attempt 1 | device cpu fake line", "warning (step 1) c: a\ufffdb  \ufffd [bold]"]
+    assert lines == ["start gsm8k | attempt 1 | device cpu fake line", "warning (step 1) c: a\ufffdb \ufffd [bold]"]
 
 
 def test_a_stream_that_cannot_encode_gets_question_marks(tmp_path):
