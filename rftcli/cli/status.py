@@ -39,7 +39,7 @@ def status(
     run = RunDir(_newest() if run_dir is None else run_dir)
     state = run.read_state()
     if state is None:
-        raise UsageError(f"{run.path} is not a run directory (no state.json)")
+        raise UsageError(f"{run.path} is not a run directory (no state.json)", hint=_meant(run.path))
     dead = why_dead(run, state)
     events = last_attempts(read_events(run.events)) if run.events.exists() else []
     steps = next((event.info["steps"] for event in reversed(events) if isinstance(event, RunStarted) and "steps" in event.info), None)
@@ -117,6 +117,11 @@ def _time(step: int, flat: Mapping[str, float]) -> list[str]:
         speed.append(f"MFU {percent(used)}")
     stages = ", ".join(f"{name} {percent(share)}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
     return ["; ".join(part for part in (f"step {step} took {duration(total)}: {stages}", ", ".join(speed)) if part)]
+
+
+def _meant(given: Path) -> str:
+    named = Path("runs") / given.name
+    return f"did you mean {named}?" if (named / "state.json").is_file() else "without a directory it is the newest run under ./runs"
 
 
 def _newest() -> Path:

@@ -95,3 +95,13 @@ def test_where_the_time_of_the_last_step_went(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_step_without_seconds_has_no_line_about_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "took" not in status(capsys, str(run_of(tmp_path, step(1, reward_mean=0.25, tokens=3), step(2, seconds={"total": math.nan}, tokens=3))))
+
+
+def test_a_run_is_found_by_its_name_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run_of(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    for given, hint in (("run", "did you mean runs/run?"), ("other", "without a directory it is the newest run under ./runs")):
+        with pytest.raises(SystemExit):
+            main(["status", given])
+        assert f"hint: {hint}\n" in capsys.readouterr().err
+    assert "done, step 2" in status(capsys)
