@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import errno
 import json
 import resource
@@ -141,3 +142,7 @@ def test_the_next_checkpoint_is_as_large_as_the_last(tmp_path: Path) -> None:
 def test_the_records_are_json(run: RunDir) -> None:
     record_failure(run.attempt(1), 0, disk.told(OSError(errno.ENOSPC, "No space left on device", "/x"), run.path), "")
     assert "/x" in json.loads((run.attempt(1).failures / "rank_0.json").read_text())["message"]
+
+
+def test_examples() -> None:
+    assert doctest.testmod(disk).failed == 0
