@@ -189,7 +189,8 @@ def refusal(failures: Sequence[str | None], target: Path, need: int | None) -> R
     room = "" if need is None else f"; a checkpoint takes about {disk.size_text(need)}, {disk.free_text(target.parent)}"
     whole = any(target.parent.glob(f"*/{COMMITTED}"))
     way = f"`rft resume {run}`: earlier checkpoints are whole" if whole else "start it again: there is no whole checkpoint yet"
-    return RftError(f"the checkpoint {target.name} could not be written: rank {rank}: {text}{room}", hint=f"free space (`df -h {folder}`), then {way}")
+    told = f"the checkpoint {target.name} could not be written: rank {rank}: {text}{room}"
+    return RftError(told, hint=f"free space (`df -h {folder}`), then {way}")
 
 
 def _sync_tree(folder: Path) -> None:
