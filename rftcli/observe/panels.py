@@ -42,12 +42,13 @@ PANELS = {
          "policy_version", "updates_skipped", "entropy_coefficient", "off_policy_fraction", "correction"),
         "policy",
     ),
+    "tokens_per_second_per_gpu": "time",
     **dict.fromkeys(
         ("response_tokens", "prompt_tokens_mean", "truncated_fraction", "sampler_logprob_gap", "tokens", "tokens_total"),
         "rollout",
     ),
     **dict.fromkeys(("dynamic", "keep", "over_sample", "partial", "version_lag"), "rollout"),
     **dict.fromkeys(("data_passes", "replay", "curriculum"), "data"),
-    **dict.fromkeys(("mfu", "tokens_per_second_per_gpu"), "time"),
+    "mfu": "time",
 }  # fmt: skip
 """First part of a metric's name -> panel. To add a metric: its name in a row. Every metric of a step has one (tests/observe/test_metrics.py)."""
