@@ -25,6 +25,7 @@ def clean(
 ) -> int:
     """Remove what a killed run left half written, and old checkpoints if asked."""
     from rftcli.runtime import clean as room
+    from rftcli.runtime.disk import size_text as size
     from rftcli.runtime.rundir import RunDir
 
     run = RunDir(run_dir)
@@ -50,14 +51,3 @@ def clean(
             raise RftError(f"{error.filename} cannot be removed: {error.strerror}") from error
         talk.say(f"removed {total}")
     return 0
-
-
-def size(count: int) -> str:
-    """
-    >>> size(0), size(2048), size(3 * 1024**3)
-    ('0 B', '2.0 KiB', '3.0 GiB')
-    """
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{count} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -55,7 +55,7 @@ def evaluate(
             return _compare(job, other, place, quiet=quiet or as_json, as_json=as_json)
         talk.say(f"evaluating {job.what}\nrun directory: {job.run.path}")
         outcome = start.evaluate(job, watchers(job.run, quiet=quiet or as_json), place.way(job.plan))
-        return finish(job.run, outcome, as_json=as_json)
+        return finish(job.run, outcome, as_json=as_json, what="evaluation")
 
 
 def _compare(job: EvalJob, other: Other, place: where.Where, *, quiet: bool, as_json: bool) -> int:
@@ -71,7 +71,7 @@ def _compare(job: EvalJob, other: Other, place: where.Where, *, quiet: bool, as_
         talk.say(f"evaluating {one.what}\nrun directory: {one.run.path}")
         outcome = start.evaluate(one, watchers(one.run, quiet=quiet), place.way(one.plan))
         if outcome.exit_code:
-            return finish(one.run, outcome, as_json=as_json)
+            return finish(one.run, outcome, as_json=as_json, what="evaluation")
         files.append(comparing.samples_of(one))
     if other.samples is not None:
         files.append(other.samples)

@@ -21,8 +21,8 @@ def export(
     step: Annotated[int | None, typer.Option("--step", help="Which checkpoint of a run; default: final/, else the newest.", min=0)] = None,
 ) -> int:
     """Write a run's policy to a directory that from_pretrained loads."""
-    from rftcli.cli.clean import size
     from rftcli.runtime import export as room
+    from rftcli.runtime.disk import size_text as size
 
     done = room.export(target, out, what=what, dtype=dtype, step=step)
     talk.say(f"{done.source} -> {done.out} ({size(done.bytes)})")

@@ -23,9 +23,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate-recipe": ("rftcli.cli.validate", "Check recipes and show every problem with its line."),
     "plan": ("rftcli.cli.plan", "Show what a recipe would do on this machine."),
     "show": ("rftcli.cli.show", "Print a recipe with everything resolved, and where each value comes from."),
-    "explain": ("rftcli.cli.explain", "Say what a recipe key, a reward rule or a problem code means."),
+    "explain": ("rftcli.cli.explain", "Say what a recipe key, an estimator, a loss, a rule, a metric or a code means."),
     "schema": ("rftcli.cli.schema", "Print the JSON schema of recipes, for editors."),
-    "rewards": ("rftcli.cli.rewards", "Score completions with a recipe's rewards, without a model: rft rewards try RECIPE."),
+    "rewards": ("rftcli.cli.rewards", "Score completions with a recipe's rewards before anything is trained: rft rewards try RECIPE."),
     "samples": ("rftcli.cli.samples", "Show completions of a run with their rewards."),
     "export": ("rftcli.cli.export", "Write a run's policy to a directory that from_pretrained loads."),
     "clean": ("rftcli.cli.clean", "Remove what a killed run left half written, and old checkpoints if asked."),
@@ -116,8 +116,10 @@ def run(name: str, arguments: list[str]) -> int:
 
 
 def help_text() -> str:
+    from rftcli.observe.text import columns_of, wrapped
+
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [wrapped(f"  {name:<{width}}  {summary}", columns_of(sys.stdout), width + 4) for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: rft COMMAND ...",

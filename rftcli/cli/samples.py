@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rftcli.cli import talk
 from rftcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.panel import Panel
 
 app = typer.Typer(add_completion=False)
 
@@ -64,14 +69,31 @@ def _print(lines: list, headline: str) -> None:  # type: ignore[type-arg]
     if not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         print("\n\n".join([headline, *map(sample_view.plain, lines)]), flush=True)
         return
-    from rich.console import Console, Group
-    from rich.panel import Panel
+    from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
     console.print(Text(headline, style="dim"))
     for line in lines:
-        body = [Text.assemble((f"{name:<12}", "dim"), (text, "" if name == "completion" else "cyan")) for name, text in sample_view.fields(line)]
-        reward = line.get("reward")
-        style = "yellow" if reward is None else "green" if reward > 0 else "red"
-        console.print(Panel(Group(*body), title=Text(sample_view.head(line)), title_align="left", border_style=style))
+        console.print(_panel(line, console.width))
+
+
+def _panel(line: Mapping[str, Any], columns: int) -> Panel:
+    """One completion in a frame; what the frame's title has no room for stands below it."""
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    from rftcli.observe import sample_view
+
+    title, *rest = textwrap.wrap(sample_view.head(line), max(columns - 6, 20), break_on_hyphens=False)
+    body = Table.grid(padding=(0, 1))
+    body.add_column(min_width=11)
+    body.add_column(overflow="fold")
+    if rest:
+        body.add_row("", Text(" ".join(rest), style="dim"))
+    for name, text in sample_view.fields(line):
+        body.add_row(Text(name, style="dim"), Text(text, style="" if name == "completion" else "cyan"))
+    reward = line.get("reward")
+    style = "yellow" if reward is None else "green" if reward > 0 else "red"
+    return Panel(body, title=Text(title.strip(" |")), title_align="left", border_style=style)

@@ -7,12 +7,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rftcli.errors import RecipeError, RftError
 from rftcli.observe.text import clean
+
+if TYPE_CHECKING:
+    from rftcli.runtime.rundir import RunDir
 
 RecipeArgument = Annotated[Path, typer.Argument(help="A recipe (YAML), or the name of a shipped one.", show_default=False)]
 Sets = Annotated[
@@ -47,6 +50,12 @@ def plain(text: str) -> str:
 def data(value: Any) -> None:
     """Data goes to stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def way_on(run: RunDir) -> str | None:
+    """How a run that has ended too early goes on; None where it has no whole checkpoint."""
+    whole = run.committed_checkpoints()
+    return f"hint: `rft resume {run.quoted}` goes on from {whole[-1].name}" if whole else None
 
 
 def show_error(error: RftError) -> None:

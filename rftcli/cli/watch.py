@@ -23,10 +23,11 @@ def watchers(run: RunDir, *, quiet: bool) -> list[Observer]:
     return [make_observer("console" if live else "plain", run.path)]
 
 
-def finish(run: RunDir, outcome: Outcome, *, as_json: bool) -> int:
-    """Summary or cause; the exit code."""
+def finish(run: RunDir, outcome: Outcome, *, as_json: bool, what: str = "run") -> int:
+    """The summary as data; then, where it did not end well, why, and how to go on: whole, once, and last. The exit code."""
     from rftcli.events import last_attempts, read_events
     from rftcli.observe.history import History, summary
+    from rftcli.observe.text import columns_of
 
     events = last_attempts(read_events(run.events)) if run.events.exists() else []
     state = outcome.state
@@ -38,18 +39,20 @@ def finish(run: RunDir, outcome: Outcome, *, as_json: bool) -> int:
             history = History()
             for event in events:
                 history.see(event)
-            print(summary(history, run.path))
+            print(summary(history, run.path, columns_of(sys.stdout)))
         sys.stdout.flush()
     except OSError as error:  # `| head`, a closed terminal: whoever read has gone, the run's outcome has not
         if error.errno not in talk.NOBODY_READS:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if state.status == "failed":
-        talk.say(f"error: the run failed at step {state.step}: {state.cause}")
-        if run.committed_checkpoints() and outcome.exit_code != EXIT_RESUME:
-            talk.say(f"hint: `rft resume {run.quoted}` goes on from {run.committed_checkpoints()[-1].name}")
+    refused = outcome.exit_code == EXIT_RESUME
+    if refused:
+        talk.say(f"error: resume refused: {state.cause}")
+    elif state.status == "failed":
+        when = "" if what != "run" else f" after step {state.step}" if state.step else " before its first step was over"
+        talk.say(f"error: the {what} failed{when}: {state.cause}")
     elif state.status == "stopped":
-        talk.say(state.cause or "stopped")
-        if run.committed_checkpoints():
-            talk.say(f"`rft resume {run.quoted}` goes on")
+        talk.say(f"stopped: {state.cause}" if state.cause else "stopped")
+    if state.status in ("failed", "stopped") and not refused and (hint := talk.way_on(run)) is not None:
+        talk.say(hint)
     return outcome.exit_code

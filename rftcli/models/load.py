@@ -179,6 +179,11 @@ def _readable_errors(path: str) -> Iterator[None]:
         if "unexpected keyword argument" not in str(error):
             raise
         raise UsageError(f"models.policy.options: {_first_line(error)}", hint="an option is a key of config.json or of from_pretrained") from error
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        hint = "config.json and the weights are of two models; the log lists every weight with both shapes"
+        raise UsageError(f"{path} cannot be loaded: its weights have other shapes than its config.json says", hint=hint) from error
     except (OSError, ValueError) as error:
         hint = "give a directory that save_pretrained wrote, a .gguf file, or a hub id"
         if "trust_remote_code" in str(error):

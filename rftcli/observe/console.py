@@ -74,12 +74,13 @@ class Console:
             self._live.start(refresh=True)
 
     def close(self) -> None:
-        """Give the terminal back and leave the last frame on it."""
+        """Give the terminal back and leave the last frame on it, where there has been one."""
         if not self._closed:
             self._closed = True
             self._live.stop()
             self._frame.final = True
-            self._console.print(self._frame)
+            if self._history.started:
+                self._console.print(self._frame)
 
     def _view(self, draw: Callable[[History, Mapping[str, Any] | None, Around], Any]) -> Any:
         """Let `draw` read the state while no event changes it: the screen refreshes from a thread of its own."""

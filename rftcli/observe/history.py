@@ -16,11 +16,11 @@ from typing import Any
 from rftcli.events import CheckpointSaved, EvalDone, Event, Progress, RunEnded, RunStarted, StepDone, Warned
 from rftcli.observe.numbers import flatten, flatten_evals, means_with_intervals, number
 from rftcli.observe.series import Series
-from rftcli.observe.text import clean, duration, first_line, interval, percent, short
+from rftcli.observe.text import clean, duration, first_line, interval, percent, several, short, wrapped
 
 KEPT_WARNINGS = 50
 MAX_CAUSE = 500
-"""Characters of a cause's first line; the command prints the whole of it."""
+"""Characters of the reason why a run ended before its last step."""
 PACE_STEPS = 20
 """How many of the newest steps the time per step is averaged over."""
 SUMMARY_STEPS = 10
@@ -108,13 +108,19 @@ class History:
 
     @property
     def eta_seconds(self) -> float | None:
+        """None where it is not known, and after the last step."""
         pace, total = self.seconds_per_step, self.total_steps
-        return None if pace is None or total is None else max(total - self.step, 0) * pace
+        return None if pace is None or total is None or self.step >= total else (total - self.step) * pace
 
     @property
     def tokens(self) -> int | None:
         """Tokens since the start of the run, by the run's own count."""
         return _whole(self.last("tokens_total"))
+
+    @property
+    def started(self) -> bool:
+        """Has an attempt come as far as to say what it does?"""
+        return self.counts["start"] + self.counts["step"] > 0
 
     @property
     def evaluates_only(self) -> bool:
@@ -193,15 +199,17 @@ def _nested(metrics: Mapping[str, Any], outer: str, inner: str) -> Any:
     return section.get(inner) if isinstance(section, Mapping) else None
 
 
-def summary(history: History, run_dir: Path) -> str:
+def summary(history: History, run_dir: Path, columns: int | None = None) -> str:
     """What a person reads at the end of a run: what came out, where it lies, what to type next. Several lines, no newline at the end.
 
     Only what exists is named. Values are means over the first and the last `SUMMARY_STEPS` steps (fewer in a short run), held-out ones carry
-    their intervals.
+    their intervals. Why a run failed or was stopped, and how it goes on, is said by the command as its error, whole and once. `columns`: of the
+    terminal that it is for; paths and commands stay whole.
     """
-    rows = [*_outcome(history), *_cost(history), *_places(history, run_dir)]
-    width = max((len(name) for name, _ in rows), default=0)
-    body = [f"  {name.ljust(width)}  {text}" for name, text in rows]
+    told, places = [*_outcome(history), *_cost(history)], _places(history, run_dir)
+    width = max((len(name) for name, _ in (*told, *places)), default=0)
+    body = [wrapped(f"  {name.ljust(width)}  {text}", columns, width + 4) for name, text in told]
+    body += [f"  {name.ljust(width)}  {text}" for name, text in places]
     return "\n".join([_headline(history), *body, *_next_commands(history, run_dir)])
 
 
@@ -209,10 +217,15 @@ def _headline(history: History) -> str:
     status = "unfinished" if history.ended is None else history.ended.status
     if history.evaluates_only:
         return f"evaluated step {history.step} in {duration(history.seconds)}"
-    of = "" if history.total_steps is None else f" of {history.total_steps}"
     attempt = f", attempt {history.attempt}" if history.attempt > 1 else ""
-    cause = "" if history.ended is None or not history.ended.cause else f"\n  cause: {first_line(history.ended.cause, MAX_CAUSE)}"
-    return f"{status}: {history.step}{of} steps in {duration(history.seconds)}{attempt}{cause}"
+    if not history.started:
+        return f"{status} while it was starting{attempt}"
+    if history.total_steps is None and not history.counts["step"]:
+        return f"{status} after {duration(history.seconds)}{attempt}"  # an evaluation
+    of = "" if history.total_steps is None else f"{history.step} of "
+    steps = of + several(history.step if history.total_steps is None else history.total_steps, "step")
+    early = f"\n  {first_line(history.ended.cause, MAX_CAUSE)}" if status == "done" and history.ended is not None and history.ended.cause else ""
+    return f"{status}: {steps} in {duration(history.seconds)}{attempt}{early}"
 
 
 def _outcome(history: History) -> list[tuple[str, str]]:
@@ -222,7 +235,8 @@ def _outcome(history: History) -> list[tuple[str, str]]:
         count = max(min(SUMMARY_STEPS, len(reward) // 2), 1)
         before, after = reward.mean_of_first(count), reward.mean_of_last(count)
         if before is not None and after is not None:
-            means = f"{short(before)} -> {short(after)}  (mean of the first and the last {count} of {len(reward)} steps)"
+            which = f"mean of the first and the last {count}" if count > 1 else "the first and the last"
+            means = f"{short(before)} -> {short(after)}  ({which} of {len(reward)} steps)"
             rows.append(("reward", means if len(reward) > 1 else f"{short(after)}  (one step)"))
     for name, metric in history.held_out().items():
         curve = history.held_out_curve(name, metric)
@@ -266,9 +280,6 @@ def _next_commands(history: History, run_dir: Path) -> list[str]:
     if history.evaluates_only:
         return []
     where = shlex.quote(str(run_dir))
-    finished = history.ended is not None and history.ended.status == "done"
     weights = (run_dir / "final").is_dir() or bool(history.checkpoints)
     commands = [f"rft eval {where}"] if weights and history.evals else [f"rft samples {where}"] if weights else []
-    if history.checkpoints and not finished:
-        commands.insert(0, f"rft resume {where}")
     return ["next:", *(f"  {command}" for command in commands)] if commands else []

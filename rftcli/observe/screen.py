@@ -16,9 +16,9 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-from rftcli.observe.history import MAX_CAUSE, History
+from rftcli.observe.history import History
 from rftcli.observe.numbers import flatten, means_with_intervals, number
-from rftcli.observe.text import clean, duration, first_line, interval, percent, short, sparkline
+from rftcli.observe.text import clean, duration, interval, percent, several, short, sparkline
 
 LABEL_COLUMNS = 10
 VALUE_COLUMNS = 44
@@ -30,6 +30,8 @@ SILENT_SECONDS = 10.0
 """A stage that has not reported for this long is marked; a live one reports every two seconds."""
 SHOWN_WARNINGS = 3
 WARNING_LINES = 4
+ONLY_LABEL = "default"
+"""Of a run whose data has no labels: its mean is that of the run."""
 SHOWN_ROWS = 8
 """Reward parts and labels that are listed, each."""
 PROMPT_LINES = 2
@@ -70,7 +72,7 @@ def frame_lines(
     """All lines of a frame, none wider than `width` columns. `now` in seconds since the epoch; None: nothing is going on any more."""
     sections = (
         _header(history, around),
-        (*_progress(history, width, ascii_only), *_stage(history, now), *_stopping(history, now, around)),
+        (*_progress(history, now, width, ascii_only), *_stage(history, now), *_stopping(history, now, around)),
         _curves(history, width, ascii_only),
         _seconds(history, width, ascii_only),
         _warnings(history, width),
@@ -93,24 +95,22 @@ def _header(history: History, around: Around) -> Iterator[Text]:
         if key in info:
             line.append(f"  {clean(str(info[key]), 40)}")
     if (ranks := number(info.get("ranks"))) is not None:
-        line.append(f"  {ranks:.0f} rank{'' if ranks == 1 else 's'}")
+        line.append(f"  {several(ranks, 'rank')}")
     if (steps := history.total_steps) is not None:
-        line.append(f"  {steps} steps")
+        line.append(f"  {several(steps, 'step')}")
     if history.attempt > 1:
         line.append(f"  attempt {history.attempt}", style="dim")
     yield line
     if history.ended is not None:
         good = history.ended.status == "done"
         yield Text(f"{clean(history.ended.status, 20)} after {duration(history.seconds)}", style="bold green" if good else "bold red")
-        if history.ended.cause:
-            yield Text(first_line(history.ended.cause, MAX_CAUSE), style="red")
 
 
-def _progress(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
+def _progress(history: History, now: float | None, width: int, ascii_only: bool) -> Iterator[Text]:
     total, step = history.total_steps, history.step
     pace, eta = history.seconds_per_step, history.eta_seconds
     tail = "" if pace is None or width < ROOMY_COLUMNS else f"  {duration(pace)}/step"
-    if eta is not None and history.ended is None:
+    if eta is not None and now is not None and history.ended is None:
         tail += f"  eta {duration(eta, coarse=True)}"
     if total:
         share = min(max(step / total, 0.0), 1.0)
@@ -119,7 +119,7 @@ def _progress(history: History, width: int, ascii_only: bool) -> Iterator[Text]:
         full = round(share * columns)
         solid, empty = ("#", "-") if ascii_only else ("━", "─")
         yield Text.assemble(head, (solid * full, "green"), (empty * (columns - full), "dim"), tail)
-    else:
+    elif history.started:
         yield Text(f"step {step}{tail}")
 
 
@@ -198,7 +198,7 @@ def _rewards(history: History, width: int) -> Iterator[Text]:
             counted = "-" if errors is None else f"{errors:.0f}"
             yield Text(_cell(name, 24) + _number(entry.get("mean"), 9) + _number(entry.get("std"), 9) + counted.rjust(8))
     labels = history.metrics.get("labels")
-    if isinstance(labels, Mapping) and labels:
+    if isinstance(labels, Mapping) and [*labels] not in ([], [ONLY_LABEL]):
         yield Text(f"{'label'.ljust(24)}{'reward'.rjust(9)}", style="bold")
         for name, mean in list(labels.items())[:SHOWN_ROWS]:
             yield Text(_cell(name, 24) + _number(mean, 9))

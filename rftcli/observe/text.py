@@ -6,9 +6,12 @@ Leaves out layout and colour; those belong to the observer that prints.
 from __future__ import annotations
 
 import math
+import os
 import re
+import textwrap
 import unicodedata
 from collections.abc import Sequence
+from typing import TextIO
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-OQ-WYZ`-~])")
 """Terminal control sequences: CSI, the string kinds (titles, links) when they are closed, and the short ones."""
@@ -70,6 +73,33 @@ def short(value: float) -> str:
         return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
     digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3 if size >= 0.01 else 4
     return f"{value:.{digits}f}"
+
+
+def several(count: float, one: str) -> str:
+    """
+    >>> several(1, "step"), several(0, "step"), several(1200, "prompt")
+    ('1 step', '0 steps', '1200 prompts')
+    """
+    return f"{count:.0f} {one}{'' if count == 1 else 's'}"
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """Of the terminal that a stream writes to; None for a file or a pipe, where lines are as long as they are."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):  # no terminal; a stream without a file, or a closed one
+        return None
+
+
+def wrapped(line: str, columns: int | None, indent: int) -> str:
+    """A line broken between words at a terminal's width, what follows indented; paths and other long words stay whole.
+
+    >>> wrapped("  time  learn 61%, rollout 33%", 24, 8)
+    '  time  learn 61%,\\n        rollout 33%'
+    """
+    if columns is None or len(line) <= columns:
+        return line
+    return textwrap.fill(line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def percent(share: float) -> str:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from rftcli.errors import ResumeError, RftError
-from rftcli.plan.memory import GIB
 from rftcli.plan.plan import Plan, plan_hash, plan_to_json
 from rftcli.protocols import Learner, Stateful, World
 from rftcli.runtime import disk
@@ -162,8 +161,8 @@ def _on_rank_zero(world: World, action: Callable[[], None]) -> str | None:
 
 
 def _describe(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno in disk.FULL:
-        return f"no space left on the disk ({error.filename or 'while writing'})"
+    if disk.is_full(error):
+        return f"no space left on the disk ({getattr(error, 'filename', None) or 'while writing'})"
     if isinstance(error, RuntimeError):  # torch.save reports a full disk as RuntimeError
         first_line = str(error).partition("\n")[0]
         return f"a file could not be written whole (is the disk full?): {first_line}"
@@ -187,11 +186,11 @@ def refusal(failures: Sequence[str | None], target: Path, need: int | None) -> R
     """What every rank raises, from what went wrong on each (None: nothing)."""
     rank, text = next((rank, text) for rank, text in enumerate(failures) if text is not None)
     folder, run = (shlex.quote(str(path)) for path in (target.parent, target.parent.parent))
-    room = "" if need is None else f"; a checkpoint takes about {need / GIB:.3g} GiB, {disk.free_text(target.parent)}"
-    return RftError(
-        f"the checkpoint {target.name} could not be written: rank {rank}: {text}{room}",
-        hint=f"free space (`df -h {folder}`), then `rft resume {run}`: earlier checkpoints are whole",
-    )
+    room = "" if need is None else f"; a checkpoint takes about {disk.size_text(need)}, {disk.free_text(target.parent)}"
+    whole = any(target.parent.glob(f"*/{COMMITTED}"))
+    way = f"`rft resume {run}`: earlier checkpoints are whole" if whole else "start it again: there is no whole checkpoint yet"
+    told = f"the checkpoint {target.name} could not be written: rank {rank}: {text}{room}"
+    return RftError(told, hint=f"free space (`df -h {folder}`), then {way}")
 
 
 def _sync_tree(folder: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rftcli.algo.paired import paired
+from rftcli.algo.paired import DRAWN, paired
 from rftcli.codec import to_data
 from rftcli.errors import UsageError
 from rftcli.plan.plan import plan_to_json
@@ -141,8 +141,8 @@ def text(result: Mapping[str, Any]) -> str:
             continue
         between = f" [{found['low']:+.4f}, {found['high']:+.4f}]" if "low" in found else ""
         test = "McNemar, exact" if found["zero_one"] else "sign test, exact"
-        flips = "exact" if found["permutation_exact"] else "sampled"
-        means = f"{found['first']:.4f} against {found['second']:.4f}, difference {found['difference']:+.4f}{between}"
+        flips = "exact" if found["permutation_exact"] else f"{DRAWN} of them drawn"
+        means = f"mean reward {found['first']:.4f} against {found['second']:.4f}, difference {found['difference']:+.4f}{between}"
         left_out = f", left out {found['left_out']}" if found["left_out"] else ""
         lines += [
             f"{name}: {means} over {found['pairs']} prompts",

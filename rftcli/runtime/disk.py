@@ -69,7 +69,18 @@ def free_bytes(path: Path) -> int | None:
 
 def free_text(path: Path) -> str:
     free = free_bytes(path)
-    return "free space unknown" if free is None else f"{free / GIB:.3g} GiB are free"
+    return "free space unknown" if free is None else f"{size_text(free)} are free"
+
+
+def size_text(count: int) -> str:
+    """
+    >>> size_text(0), size_text(2048), size_text(3 * 1024**3), size_text(2**53)
+    ('0 B', '2.0 KiB', '3.0 GiB', '8192.0 TiB')
+    """
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{count} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
 def checkpoint_bytes(plan: Plan) -> int | None:
@@ -104,12 +115,12 @@ def check(plan: Plan, run: Path) -> list[str]:
     at_once = plan.checkpoint.keep + (0 if best is None else best.keep) + 1  # the newest is whole before the oldest goes
     if free < need:
         raise MachineError(
-            f"a checkpoint needs about {need / GIB:.3g} GiB, and {free / GIB:.3g} GiB are free at {run}",
+            f"a checkpoint needs about {size_text(need)}, and {size_text(free)} are free at {run}",
             hint="free space, give another --run-dir, or write less: `--set checkpoint.trainer_state=false`",
         )
     if plan.checkpoint.every or plan.checkpoint.every_minutes:
         most = need * at_once if plan.checkpoint.max_gib is None else min(need * at_once, int(plan.checkpoint.max_gib * GIB) + need)
         if free < most:
-            text = f"checkpoints need up to {most / GIB:.3g} GiB ({need / GIB:.3g} each), and {free / GIB:.3g} GiB are free at {run}"
+            text = f"checkpoints need up to {size_text(most)} ({size_text(need)} each), and {size_text(free)} are free at {run}"
             return [f"{text}: lower checkpoint.keep or set checkpoint.max_gib"]
     return []

@@ -16,4 +16,4 @@ def prove_hf(sampler: Any, world: World, emit: Emitter) -> None:
     sampler.found = Found(
         rows_alike=all(found.rows_alike for found in every), plain=plain, padding_drops=plain is None and all(found.padding_drops for found in every)
     )
-    emit.log("hf engine: tokens go through " + ("the own decode step" if plain is None else f"the model's forward ({plain})"))
+    emit.log("hf engine: tokens go through " + ("its own decode step" if plain is None else f"the model's forward ({plain})"))

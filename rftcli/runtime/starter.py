@@ -2,12 +2,14 @@
 
 It tells ranks what DeepSpeed's launcher for one node tells them, and ends them as that does, but imports no torch, which would take longer than all
 else before the first step. The first rank that fails ends the others, and so do END_NOW and SIGINT: with whatever they have started, asked first
-and killed after a grace. SIGTERM, which a service manager or a scheduler sends to every process of a job, asks for a stop with a checkpoint. Leaves
-out several machines, which DeepSpeed's own launchers start (`hosts`), and the reasons of an end (`verdict`).
+and killed after a grace. SIGTERM, which a service manager or a scheduler sends to every process of a job, asks for a stop with a checkpoint. What it
+sees goes to launcher.log with the time: when ranks were started, and how each ended. Leaves out several machines, which DeepSpeed's own launchers
+start (`hosts`), and the reasons of an end (`verdict`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from typing import Any, NoReturn
 import psutil
 
 from rftcli.errors import EXIT_FAILED, EXIT_OK
+from rftcli.observe.text import duration
 from rftcli.runtime.engine_process import own_devices
 from rftcli.runtime.hosts import RANK_MODULE, UNUSED_PORT
 from rftcli.runtime.rundir import RunDir
@@ -69,8 +72,19 @@ def _say_who_failed(processes: Sequence[subprocess.Popen[bytes]], told: Set[int]
     """The ranks that have failed, all of them: one that only noticed another's end may be seen before that other. `told`: said before."""
     failed = {rank for rank, process in enumerate(processes) if process.poll()}
     for rank in sorted(failed - told):
-        say(f"rank {rank} (pid {processes[rank].pid}) exits with return code = {processes[rank].returncode}")
+        code = processes[rank].returncode
+        how = f"killed by {_signal_name(-code)}" if code < 0 else "an error"
+        say(f"{_named(processes, rank)} exits with return code = {code} ({how}: see rank_{rank}.log)")
     return failed
+
+
+def _named(processes: Sequence[subprocess.Popen[bytes]], *ranks: int) -> str:
+    return ", ".join(f"rank {rank} (pid {processes[rank].pid})" for rank in ranks)
+
+
+def _signal_name(number: int) -> str:
+    """Also of a real-time signal, which has no name."""
+    return signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = LEAVE_SECONDS) -> None:
@@ -89,6 +103,8 @@ def end(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = LEA
     _, alive = psutil.wait_procs(left, timeout=grace_seconds)
     for one in alive:
         _send(one, signal.SIGKILL)
+    if alive:
+        say(f"killed, because they had not gone after {duration(grace_seconds)}: {', '.join(f'pid {one.pid}' for one in alive)}")
 
 
 def _send(process: psutil.Process, number: int) -> None:
@@ -106,28 +122,49 @@ def hear(handler: Any) -> None:
 
 def say(text: str) -> None:
     """Goes to the launcher's log, which `verdict` reads."""
-    os.write(2, f"{text}\n".encode())
+    with contextlib.suppress(OSError):  # a full disk
+        os.write(2, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
 
 
 def run(command: Sequence[str], ranks: int, stop: Callable[[], None]) -> int:
     """`command` once for each rank, from start to end; the exit code. `stop` asks the ranks for a checkpoint and an end."""
+    began = time.monotonic()
 
     def asked(number: int, _: object) -> NoReturn:
         hear(signal.SIG_IGN)
         raise Asked(signal.Signals(number).name)
 
+    def asked_to_stop(number: int, _: object) -> None:
+        say("SIGTERM: the ranks are asked to stop after their step, with a checkpoint")
+        stop()
+
+    def ended_well() -> bool:
+        """Have all ended, and none with an error? Says so."""
+        well = len(processes) == ranks and all(process.poll() == 0 for process in processes)
+        if well:
+            say(f"{f'all {ranks} ranks' if ranks > 1 else 'the rank'} ended with exit code 0 after {duration(time.monotonic() - began)}")
+        return well
+
     processes: list[subprocess.Popen[bytes]] = []
     try:
         hear(asked)
-        signal.signal(signal.SIGTERM, lambda number, frame: stop())
+        signal.signal(signal.SIGTERM, asked_to_stop)
         for rank in range(ranks):
             processes.append(subprocess.Popen(command, env=environment(os.environ, rank, ranks)))
-        return watch(processes)
+        say(f"started {_named(processes, *range(ranks))}")
+        code = watch(processes)
+        return EXIT_OK if code == EXIT_OK and ended_well() else EXIT_FAILED
     except Asked as word:
-        say(f"{word}: ending the ranks")
+        if ended_well():  # the command, which asks, has seen it first
+            return EXIT_OK
+        sender = " (whoever started this wants it, or is gone)" if str(word) == END_NOW.name else ""
+        say(f"asked to end by {word}{sender}: ending the ranks")
         return EXIT_FAILED
     finally:
         hear(signal.SIG_IGN)
+        running = [rank for rank, process in enumerate(processes) if process.poll() is None]
+        if running:
+            say(f"still running, and ended now: {_named(processes, *running)}")
         end(processes)
 
 

@@ -262,8 +262,7 @@ def first_cause(attempt: AttemptDir, watch: Watch) -> str:
         hint = f"\nhint: {first['hint']}" if first["hint"] else ""
         message = first["message"].split("\nhint: ")[0]
         kind = "" if first["expected"] else f"{first['type']}: "
-        where = "" if first["expected"] else f" (traceback in {attempt.log(first['rank'])})"
-        return f"rank {first['rank']}: {kind}{message}{where}{hint}"
+        return f"rank {first['rank']}: {kind}{message}{hint}\nlog: {attempt.log(first['rank'])}{'' if first['expected'] else ' has the traceback'}"
     spoken = {record["rank"] for record in records}
     silent = [rank for rank in watch.vanished if rank not in spoken]
     if silent:
@@ -298,7 +297,7 @@ def _how(status: int | None) -> str:
 
 _RETURN_CODE = re.compile(r"exits with return code = (-?\d+)")
 _OF_RANK = re.compile(r"rank \d+ \((pid \d+)\) exits with return code = (-?\d+)")
-_ASKED = re.compile(r"^(SIG\w+): ending the ranks$", re.MULTILINE)
+_ASKED = re.compile(r"asked to end by (SIG\w+)\b.*: ending the ranks$", re.MULTILINE)
 """The starter's words (`starter`); other launchers name no rank."""
 
 

@@ -175,6 +175,8 @@ def test_a_plan_on_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         (("resume", "nowhere"), EXIT_RESUME, "is not a run directory"),
         (("status", "nowhere"), EXIT_USAGE, "nowhere"),
         (("explain", "rollout.temperatur"), EXIT_USAGE, "did you mean"),
+        (("explain", "nosig"), EXIT_OK, "metric zero_signal_fraction"),
+        (("explain", "len"), EXIT_OK, "metric response_tokens"),
         (("explain", "train.max_grad_norm"), EXIT_OK, "a number or null, above 0"),
         (("schema",), EXIT_OK, "max_grad_norm"),
         (("show", "r.yaml"), EXIT_OK, "max_grad_norm: 1.0"),

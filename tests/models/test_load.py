@@ -36,6 +36,15 @@ def test_dtype_and_attention_are_those_asked_for(zoo, saved, name, dtype, attent
     assert model.config._attn_implementation == attention and not model.training
 
 
+def test_weights_of_another_shape_are_told_in_words(zoo, saved):
+    folder = saved(zoo.llama())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] + 8}))
+    with pytest.raises(UsageError, match=r"its weights have other shapes than its config\.json says") as caught:
+        load(folder)
+    assert "two models" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
 def test_dropout_is_set_everywhere(zoo, saved, dropout):
     model = load(saved(zoo.gpt2(attn_pdrop=0.1, resid_pdrop=0.2, embd_pdrop=0.3)), dropout=dropout)

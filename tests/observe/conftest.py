@@ -1,9 +1,15 @@
 """Events and run directories for the tests of observers."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import struct
+import termios
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -17,6 +23,25 @@ def append_events() -> Callable[[Path, Iterable[Event]], None]:
             file.writelines(to_line(event) + "\n" for event in events)
 
     return append
+
+
+@pytest.fixture
+def on_terminal() -> Callable[[int, Callable[[TextIO], None]], str]:
+    """What `write` leaves on a terminal of so many columns, as the program has written it."""
+
+    def run(columns: int, write: Callable[[TextIO], None]) -> str:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        with os.fdopen(theirs, "w") as stream:
+            write(stream)
+        shown = b""
+        with contextlib.suppress(OSError):  # all is read, and the other end is closed
+            while piece := os.read(ours, 65536):
+                shown += piece
+        os.close(ours)
+        return shown.decode().replace("\r\n", "\n")
+
+    return run
 
 
 @pytest.fixture

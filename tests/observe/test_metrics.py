@@ -13,7 +13,7 @@ from rftcli.errors import UsageError
 from rftcli.events import EvalDone, StepDone, to_line
 from rftcli.observe.metrics import EVAL, STEP, described, page, pages
 from rftcli.observe.numbers import flatten
-from rftcli.observe.panels import PANELS
+from rftcli.observe.panels import OTHER, PANELS, RENAMED, panel
 from rftcli.observe.warning_codes import WARNINGS
 from rftcli.plan.plan import RewardPlan
 from rftcli.recipe.explain import explain
@@ -122,7 +122,18 @@ def test_everything_that_the_code_writes_has_a_row() -> None:
 
 def test_names_that_are_promised_or_shown_elsewhere() -> None:
     assert [name for name in CONTRACT if name not in STEP] == []
-    assert [name for name in PANELS if name not in STEP] == []
+    assert [name for name in (*PANELS, *RENAMED) if name not in STEP] == []
+
+
+@pytest.mark.parametrize("name", STEP)
+def test_every_metric_of_a_step_has_a_panel(name: str) -> None:
+    inside = f"{name}/{next(iter(STEP[name].parts), '')}".rstrip("/")
+    told = f"`{name}` would stand in the panel `{OTHER}` of wandb and TensorBoard: write it into the row of its panel in rftcli/observe/panels.py"
+    assert panel(inside).partition("/")[0] != OTHER, told
+
+
+def test_no_metric_has_two_panels() -> None:
+    assert sorted(PANELS.keys() & RENAMED.keys()) == []
 
 
 def test_the_page_is_made_of_the_rows() -> None:

@@ -99,7 +99,7 @@ def test_times_are_summed_over_attempts_and_the_pace_is_this_attempts(step_done)
     assert history.stage_seconds["rollout"] == 6.0 * (12 + 2 + 6)
     assert history.seconds_per_step == 10.0
     assert history.total_steps == 14
-    assert history.eta_seconds == 0.0
+    assert history.eta_seconds is None
 
 
 def test_pace_and_eta_before_the_second_step(step_done):
@@ -174,6 +174,27 @@ def test_summary_of_a_finished_run(tmp_path, step_done):
     ]
 
 
+def test_a_summary_on_a_narrow_terminal_breaks_between_words_and_leaves_paths_and_commands_whole(tmp_path, step_done):
+    run_dir = tmp_path / ("long" * 10)
+    (run_dir / "samples").mkdir(parents=True)
+    (run_dir / "samples" / "file").touch()
+    history = History()
+    history.see(RunStarted(time=0.0, attempt=1, step=0, info={"steps": 4}))
+    for step in range(1, 5):
+        history.see(step_done(step, reward_mean=0.5, seconds={"rollout": 6.0, "learn": 3.0, "total": 10.0}))
+    history.see(CheckpointSaved(time=4.0, attempt=1, step=4, path="checkpoints/step_000004", seconds=1.0))
+    lines = summary(history, run_dir, 40).split("\n")
+    assert lines[1:] == [
+        "  reward   0.500 -> 0.500  (mean of the",
+        "           first and the last 2 of 4",
+        "           steps)",
+        "  time     rollout 60%, learn 30%",
+        f"  samples  {run_dir}/samples",
+        "next:",
+        f"  rft samples {run_dir}",
+    ]
+
+
 def test_summary_of_an_evaluation(tmp_path):
     for name in ("samples", "evals", "checkpoints"):
         (tmp_path / name).mkdir()
@@ -181,7 +202,7 @@ def test_summary_of_an_evaluation(tmp_path):
     history = History()
     history.see(RunStarted(time=1000.0, attempt=1, step=10, info={"name": "q"}))
     history.see(_eval(10, 1, 0.5, time=1001.5))
-    assert summary(history, tmp_path).startswith("unfinished: 10 steps")
+    assert summary(history, tmp_path).startswith("unfinished after 1.5s")
     history.see(RunEnded(time=1002.0, attempt=1, step=10, status="done"))
     assert summary(history, tmp_path).split("\n") == [
         "evaluated step 10 in 2.0s",
@@ -194,21 +215,28 @@ def test_a_training_run_that_fails_after_its_first_evaluation_is_no_evaluation(t
     history = History()
     history.see(_eval(0, 1, 0.5, time=0.0))
     history.see(RunEnded(time=2.0, attempt=1, step=0, status="failed", cause="boom"))
-    assert summary(history, tmp_path).startswith("failed: 0 steps in 2.0s\n  cause: boom\n")
+    assert summary(history, tmp_path).startswith("failed while it was starting\n")
 
 
-def test_summary_of_a_run_that_failed_says_why_and_how_to_go_on(tmp_path):
+def test_summary_of_a_run_that_failed_leaves_why_and_how_to_go_on_to_the_command(tmp_path):
     history = History()
     history.see(RunStarted(time=0.0, attempt=3, step=0, info={"steps": 40}))
     history.see(RunEnded(time=5.0, attempt=3, step=0, status="failed", cause="out of \x1b[31mmemory\nhint: fewer rows"))
-    headline = ["failed: 0 of 40 steps in 5.0s, attempt 3", "  cause: out of memory"]
-    assert summary(history, tmp_path).split("\n") == headline  # nothing was committed: nothing to resume from
+    headline = "failed: 0 of 40 steps in 5.0s, attempt 3"
+    assert summary(history, tmp_path) == headline  # nothing was committed: nothing to look at
     history.see(CheckpointSaved(time=4.0, attempt=3, step=0, path="checkpoints/step_000000", seconds=1.0))
-    ways_on = ["next:", f"  rft resume {tmp_path}"]
-    assert summary(history, tmp_path).split("\n") == [*headline, *ways_on, f"  rft samples {tmp_path}"]  # no set to evaluate on is known
+    assert summary(history, tmp_path).split("\n") == [headline, "next:", f"  rft samples {tmp_path}"]  # no set to evaluate on is known
     history.see(_eval(0, 3, 0.5, time=4.0))
-    assert summary(history, tmp_path).split("\n")[-3:] == [*ways_on, f"  rft eval {tmp_path}"]
-    assert summary(History(), tmp_path).startswith("unfinished: 0 steps in 0.0s")
+    assert summary(history, tmp_path).split("\n")[-2:] == ["next:", f"  rft eval {tmp_path}"]
+    assert summary(History(), tmp_path) == "unfinished while it was starting"
+
+
+def test_summary_of_a_run_that_ended_early_says_why(tmp_path):
+    """Nothing went wrong, so there is no error that would say it."""
+    history = History()
+    history.see(RunStarted(time=0.0, attempt=1, step=0, info={"steps": 1}))
+    history.see(RunEnded(time=5.0, attempt=1, step=1, status="done", cause="stopped early: \x1b[31m100 tokens\nmore"))
+    assert summary(history, tmp_path) == "done: 0 of 1 step in 5.0s\n  stopped early: 100 tokens"
 
 
 @pytest.mark.parametrize(("steps", "count"), [(2, 1), (7, 3), (50, 10)])
@@ -220,7 +248,7 @@ def test_summary_never_compares_a_step_with_itself_in_two_means(tmp_path, step_d
     line = next(line for line in summary(history, tmp_path).split("\n") if "reward" in line)
     before, after = line.split()[1], line.split()[3]
     assert (float(before), float(after)) == pytest.approx((first, last))
-    assert f"last {count} of {steps} steps" in line
+    assert f"last{f' {count}' if count > 1 else ''} of {steps} steps" in line
 
 
 def test_a_run_of_one_step_has_no_first_and_last(tmp_path, step_done):

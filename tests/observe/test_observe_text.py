@@ -1,5 +1,7 @@
 """Numbers, durations, curves and foreign text, as observers print them."""
 
+import doctest
+import io
 import math
 import unicodedata
 
@@ -7,9 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rftcli.observe import text as room
 from rftcli.observe.numbers import flatten, flatten_evals, means_with_intervals, number
 from rftcli.observe.samples import first_samples
-from rftcli.observe.text import clean, duration, first_line, interval, path_end, percent, short, sparkline
+from rftcli.observe.text import clean, columns_of, duration, first_line, interval, path_end, percent, short, sparkline
+
+
+def test_examples():
+    assert doctest.testmod(room).failed == 0
+
+
+def test_only_a_terminal_has_columns(on_terminal, tmp_path):
+    assert on_terminal(60, lambda stream: stream.write(str(columns_of(stream)))) == "60"
+    with (tmp_path / "file").open("w") as file:
+        assert columns_of(file) is None
+    assert columns_of(file) is None and columns_of(io.StringIO()) is None
 
 
 @pytest.mark.parametrize(

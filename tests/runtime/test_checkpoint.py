@@ -226,7 +226,7 @@ def test_a_million_steps_are_in_order(run: RunDir) -> None:
 
 FAILURES: dict[str, tuple[Callable[[Path, torch.Tensor], None], str]] = {
     "full device": (to_a_full_disk, "no space left on the disk"),
-    "torch": (lambda path, value: torch.save(value, path), "unexpected pos"),
+    "torch": (lambda path, value: torch.save(value, path), "no space left on the disk"),
     "plain write": (lambda path, value: path.write_bytes(value.numpy().tobytes()) and None, "no space left on the disk"),
 }
 
@@ -246,6 +246,13 @@ def test_a_disk_that_is_full(run: RunDir, plan: Plan, how: str) -> None:
     assert list(run.checkpoints.iterdir()) == [run.checkpoints / "step_000005"]
     write(run, 10, plan, Weight(SoloWorld(), 2.0))
     assert names(run) == ["step_000005", "step_000010"]
+
+
+def test_a_disk_that_is_full_at_the_first_checkpoint(run: RunDir, plan: Plan) -> None:
+    """Nothing is whole that a run could go on from."""
+    with pytest.raises(RftError) as caught:
+        write(run, 5, plan, Weight(SoloWorld(), 1.0, write=to_a_full_disk))
+    assert str(caught.value.hint).endswith("then start it again: there is no whole checkpoint yet")
 
 
 def test_deepspeeds_writer_waits_with_its_error(tmp_path: Path) -> None:
@@ -461,6 +468,6 @@ def test_a_checkpoint_that_would_not_fit_is_not_begun(run: RunDir, plan: Plan) -
     with huge.open("wb") as file:
         file.truncate(2**43)  # takes no room itself
     learner = Weight(SoloWorld(), 1.0, write=lambda path, value: pytest.fail("it was begun"))
-    with pytest.raises(RftError, match=r"no space left on the disk.*a checkpoint takes about 8\.19e\+03 GiB, [0-9.e+]+ GiB are free"):
+    with pytest.raises(RftError, match=r"no space left on the disk.*a checkpoint takes about 8\.0 TiB, [0-9.]+ [KMGT]iB are free"):
         write(run, 10, plan, learner)
     assert names(run) == ["step_000005"] and len(list(run.checkpoints.iterdir())) == 1

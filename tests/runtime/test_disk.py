@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import errno
 import json
 import resource
@@ -82,7 +83,7 @@ def test_each_writer_says_what_is_wrong_and_what_helps(run: RunDir, writer: Call
     with pytest.raises(OSError) as caught:
         writer(run)
     told = disk.told(caught.value, run.path)
-    assert isinstance(told, RftError) and "no space left on the disk" in told.message and "GiB are free" in told.message
+    assert isinstance(told, RftError) and "no space left on the disk" in told.message and "iB are free" in told.message
     assert "rft resume" in str(told.hint)
     record_failure(run.attempt(1), 0, told, "")
     assert "Traceback" not in first_cause(run.attempt(1), None) and "traceback" not in first_cause(run.attempt(1), None)  # type: ignore[arg-type]
@@ -141,3 +142,7 @@ def test_the_next_checkpoint_is_as_large_as_the_last(tmp_path: Path) -> None:
 def test_the_records_are_json(run: RunDir) -> None:
     record_failure(run.attempt(1), 0, disk.told(OSError(errno.ENOSPC, "No space left on device", "/x"), run.path), "")
     assert "/x" in json.loads((run.attempt(1).failures / "rank_0.json").read_text())["message"]
+
+
+def test_examples() -> None:
+    assert doctest.testmod(disk).failed == 0

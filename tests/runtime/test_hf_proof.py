@@ -25,7 +25,7 @@ class Engine:
 @pytest.mark.parametrize(
     ("every", "agreed", "told"),
     [
-        ((OWN, OWN), OWN, "hf engine: tokens go through the own decode step"),
+        ((OWN, OWN), OWN, "hf engine: tokens go through its own decode step"),
         ((OWN, OTHER), OTHER, "hf engine: tokens go through the model's forward (its scores differ)"),
         ((OTHER, OWN), OTHER, "hf engine: tokens go through the model's forward (its scores differ)"),
     ],

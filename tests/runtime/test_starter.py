@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,11 @@ def until(holds: Callable[[], object]) -> None:
 
 def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def without_time(said: str) -> list[str]:
+    """Lines of launcher.log, each of which begins with the time."""
+    return [re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)", line)[1] for line in said.splitlines()]  # type: ignore[index]
 
 
 def gone(ranks: list[subprocess.Popen[bytes]]) -> None:
@@ -66,7 +72,8 @@ def test_the_first_that_fails_is_named(how: list[str], code: int, capfd: pytest.
     finally:
         end(ranks)
     gone(ranks)
-    assert capfd.readouterr().err == f"rank 1 (pid {ranks[1].pid}) exits with return code = {code}\n"
+    why = "killed by SIGKILL" if code < 0 else "an error"
+    assert without_time(capfd.readouterr().err) == [f"rank 1 (pid {ranks[1].pid}) exits with return code = {code} ({why}: see rank_1.log)"]
 
 
 def test_all_that_fail_are_named(capfd: pytest.CaptureFixture[str]) -> None:
@@ -75,9 +82,9 @@ def test_all_that_fail_are_named(capfd: pytest.CaptureFixture[str]) -> None:
     ranks[1].wait()
     ranks[0].wait()
     assert watch(ranks) == 1
-    ends = enumerate(zip(ranks, (1, -15, 2), strict=True))
-    told = "".join(f"rank {rank} (pid {one.pid}) exits with return code = {code}\n" for rank, (one, code) in ends)
-    assert capfd.readouterr().err == told
+    ends = enumerate(zip(ranks, (1, -15, 2), ("an error", "killed by SIGTERM", "an error"), strict=True))
+    told = [f"rank {rank} (pid {one.pid}) exits with return code = {code} ({why}: see rank_{rank}.log)" for rank, (one, code, why) in ends]
+    assert without_time(capfd.readouterr().err) == told
 
 
 def test_what_ranks_have_started_goes_with_them(tmp_path: Path) -> None:
@@ -93,8 +100,12 @@ def test_what_ranks_have_started_goes_with_them(tmp_path: Path) -> None:
 
 def started(child: Path) -> subprocess.Popen[str]:
     """A starter with one rank, which has started something."""
-    command = [sys.executable, "-c", FAMILY, str(child)]
-    code = f"import sys; from rftcli.runtime.starter import run; sys.exit(run({command!r}, 1, lambda: print('stop', file=sys.stderr, flush=True)))"
+    return starter_of(1, sys.executable, "-c", FAMILY, str(child))
+
+
+def starter_of(ranks: int, *command: str) -> subprocess.Popen[str]:
+    stop = "lambda: print('stop', file=sys.stderr, flush=True)"
+    code = f"import sys; from rftcli.runtime.starter import run; sys.exit(run({command!r}, {ranks}, {stop}))"
     env = {**os.environ, "PYTHONPATH": str(Path(rftcli.__file__).parents[1])}
     return subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
 
@@ -106,7 +117,9 @@ def test_sigterm_asks_for_a_stop_and_ends_nobody(tmp_path: Path) -> None:
     assert starter.stderr is not None
     until(lambda: child.is_file() and child.read_text())
     starter.send_signal(signal.SIGTERM)
-    assert starter.stderr.readline() == "stop\n"
+    said = [starter.stderr.readline() for _ in range(3)]
+    assert "started rank 0 (pid " in said[0] and said[1].endswith("SIGTERM: the ranks are asked to stop after their step, with a checkpoint\n")
+    assert said[2] == "stop\n"
     rank = psutil.Process(starter.pid).children()[0]
     assert alive(rank.pid) and starter.poll() is None
     starter.send_signal(END_NOW)
@@ -123,8 +136,34 @@ def test_who_asks_the_starter_asks_the_ranks(tmp_path: Path, number: signal.Sign
     rank = psutil.Process(starter.pid).children()[0]
     starter.send_signal(number)
     _, said = starter.communicate(timeout=30)
-    assert (starter.returncode, said) == (1, f"{number.name}: ending the ranks\n")
+    sender = " (whoever started this wants it, or is gone)" if number == END_NOW else ""
+    assert (starter.returncode, without_time(said)) == (
+        1,
+        [
+            f"started rank 0 (pid {rank.pid})",
+            f"asked to end by {number.name}{sender}: ending the ranks",
+            f"still running, and ended now: rank 0 (pid {rank.pid})",
+        ],
+    )
     until(lambda: not alive(int(child.read_text())) and not alive(rank.pid))
+
+
+@pytest.mark.parametrize(("ranks", "who"), [(1, "the rank"), (2, "all 2 ranks")])
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_end_without_a_failure_is_told_as_one(ranks: int, who: str, asked: bool) -> None:
+    """Also where the command sees it first, and says that it is over."""
+    starter = starter_of(ranks, "sleep", "0.3")
+    assert starter.stderr is not None
+    first = starter.stderr.readline()
+    if asked:
+        starter.send_signal(signal.SIGSTOP)
+        until(lambda: all(one.status() == psutil.STATUS_ZOMBIE for one in psutil.Process(starter.pid).children()))
+        starter.send_signal(END_NOW)
+        starter.send_signal(signal.SIGCONT)
+    _, rest = starter.communicate(timeout=30)
+    said = without_time(first + rest)
+    assert starter.returncode == 0 and said[0].count("(pid ") == ranks and said[0].startswith("started rank 0 (pid ")
+    assert re.fullmatch(rf"{who} ended with exit code 0 after \d+\.\ds", said[1]) and len(said) == 2
 
 
 def test_ranks_that_find_no_attempt(tmp_path: Path) -> None:

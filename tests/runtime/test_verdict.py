@@ -42,7 +42,7 @@ def test_the_first_own_error_wins_over_peers_that_noticed(attempt: AttemptDir) -
 
 def test_our_own_errors_come_with_their_hint_and_no_type(attempt: AttemptDir) -> None:
     record_failure(attempt, 1, RftError("too many errors", hint="look at the samples"), "tb")
-    assert first_cause(attempt, RankWatch(attempt, 2)) == "rank 1: too many errors\nhint: look at the samples"
+    assert first_cause(attempt, RankWatch(attempt, 2)) == f"rank 1: too many errors\nhint: look at the samples\nlog: {attempt.log(1)}"
 
 
 def test_a_killed_rank_is_named(attempt: AttemptDir) -> None:
@@ -94,8 +94,11 @@ def test_the_launcher_that_saw_how_a_rank_ended_is_asked(attempt: AttemptDir, to
             "rank 1 (pid {pid}) died without a word, killed by SIGTERM;",
         ),
         ("rank 0 (pid 1) exits with return code = 1\n", "rank 1 (pid {pid}) died without a word;"),
-        ("SIGTERM: ending the ranks\n", "the launcher was asked to end by SIGTERM, and the ranks with it;"),
-        ("rank 1 (pid {pid}) exits with return code = 3\nSIGTERM: ending the ranks\n", "rank 1 (pid {pid}) died without a word, exit code 3;"),
+        ("2026-01-01 03:00:00 asked to end by SIGTERM: ending the ranks\n", "the launcher was asked to end by SIGTERM, and the ranks with it;"),
+        (
+            "rank 1 (pid {pid}) exits with return code = 3 (an error: see rank_1.log)\nasked to end by SIGUSR2 (it): ending the ranks\n",
+            "rank 1 (pid {pid}) died without a word, exit code 3;",
+        ),
     ],
 )
 def test_the_starter_says_whose_end_it_saw(attempt: AttemptDir, told: str, cause: str) -> None:
