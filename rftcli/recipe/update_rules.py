@@ -224,7 +224,9 @@ DERIVED: dict[tuple[str, ...], str] = {
 Row = tuple[tuple[str, ...], str, Callable[[Recipe, KnownRules | None], Iterator[Finding]]]
 # How to add one: a small function above and a line here.
 ROWS: dict[str, Row] = {
-    "balance-by-rows": (("batch.balance", "batch.micro_batch_size"), "`balance: true` goes with micro-batches that are cut by tokens.", balance_by_rows),
+    "balance-by-rows": (
+        ("batch.balance", "batch.micro_batch_size"), "`balance: true` goes with micro-batches that are cut by tokens.", balance_by_rows
+    ),
     "skip-zero-advantage": (
         ("batch.skip_zero_advantage", "algorithm.loss.kind", "algorithm.kl.coefficient", "algorithm.kl.place", "algorithm.loss.entropy_coefficient"),
         "Completions without advantage are left out only where the loss has no other term for them.",
