@@ -19,7 +19,7 @@ def plan_text(plan: Plan) -> str:
     rows = [
         ("plan", f"{plan.name}  {plan_hash(plan)}"),
         ("run", f"{plan.steps} steps, seed {plan.seed}"),
-        ("ranks", f"{plan.world.ranks} x {plan.world.device} ({plan.world.backend}){_nodes(plan)}, {plan.world.threads_per_rank} threads each"),
+        ("ranks", f"{plan.world.ranks} x {plan.world.device} ({plan.world.backend}){_nodes(plan)}, {_threads(plan)} each"),
         ("policy", f"{plan.policy.given}, {_count(parameters)} parameters, {plan.policy.dtype}, attention {plan.policy.attention}"),
         *model_rows(plan),
         ("batch", plan.batch.equation),
@@ -53,6 +53,11 @@ def plan_text(plan: Plan) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
     return "\n".join([*lines, *memory_lines(plan), *(f"note: {text}" for text in plan.notes)])
+
+
+def _threads(plan: Plan) -> str:
+    count = plan.world.threads_per_rank
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def _layout(batch: BatchPlan, ranks: int) -> str:

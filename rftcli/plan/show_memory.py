@@ -14,12 +14,12 @@ def memory_lines(plan: Plan) -> list[str]:
     table = plan.memory
     if table is None:
         return []
-    what = "GPU" if plan.world.device == "cuda" else "rank of the machine's memory"
+    whose = "memory of a GPU" if plan.world.device == "cuda" else "a rank's share of the machine's memory"
     stage, peak = table.peak
     left = table.usable_gib - peak
     verdict = f"{left:.2f} GiB left" if table.fits else f"{-left:.2f} GiB too much"
     lines = [
-        f"memory of a {what}, GiB (device {table.device_gib:.2f}, usable {table.usable_gib:.2f})",
+        f"{whose}, GiB (device {table.device_gib:.2f}, usable {table.usable_gib:.2f})",
         *_aligned([("", *STAGES), *map(_cells, table.rows), ("all", *(f"{table.total_gib(stage):.2f}" for stage in STAGES))]),
         f"peak {peak:.2f} GiB in {stage}: {verdict}",
     ]

@@ -53,7 +53,7 @@ def told(error: BaseException, run: Path) -> BaseException:
 
 def way_out(run: Path) -> str:
     where = shlex.quote(str(run))
-    return f"free space (`df -h {where}`), then `rft resume {where}`: checkpoints that were committed are whole"
+    return f"free space (`df -h {where}`); checkpoints that were committed are whole, and `rft resume {where}` goes on from the last"
 
 
 def free_bytes(path: Path) -> int | None:
