@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from rftcli.errors import RftError
+from rftcli.runtime.parcels import packed, unpacked
 
 
 class ThreadWorld:
@@ -27,7 +27,7 @@ class ThreadWorld:
         return values
 
     def exchange(self, parcels: Sequence[Any]) -> list[Any]:
-        return [pickle.loads(pickle.dumps(row[self.rank])) for row in self.gather(list(parcels))]
+        return [unpacked(packed(row[self.rank])) for row in self.gather(list(parcels))]
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]

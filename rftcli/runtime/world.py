@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,8 +77,10 @@ class TorchWorld:
         """Each parcel travels to one rank alone, and the sizes before it."""
         import torch
 
+        from rftcli.runtime.parcels import packed, unpacked
+
         own = self.rank
-        sent = [b"" if rank == own else pickle.dumps(parcel, protocol=pickle.HIGHEST_PROTOCOL) for rank, parcel in enumerate(parcels)]
+        sent = [b"" if rank == own else packed(parcel) for rank, parcel in enumerate(parcels)]
         sizes = torch.tensor([len(part) for part in sent], dtype=torch.int64)
         expected = torch.empty_like(sizes)
         self._dist.all_to_all_single(expected, sizes, group=self._host)
@@ -87,9 +88,9 @@ class TorchWorld:
         outgoing = torch.frombuffer(bytearray(b"".join(sent)) or bytearray(1), dtype=torch.uint8)[: sum(map(len, sent))]
         incoming = torch.empty(sum(lengths), dtype=torch.uint8)
         self._dist.all_to_all_single(incoming, outgoing, lengths, sizes.tolist(), group=self._host)
-        data, start, found = incoming.numpy().tobytes(), 0, []
+        data, start, found = memoryview(incoming.numpy()), 0, []
         for rank, length in enumerate(lengths):
-            found.append(parcels[own] if rank == own else pickle.loads(data[start : start + length]))
+            found.append(parcels[own] if rank == own else unpacked(data[start : start + length]))
             start += length
         return found
 
