@@ -57,10 +57,18 @@ def rollout(shape: str, minutes: float) -> Item:
     return Item(what=f"the engine against bare vLLM, {shape}", minutes=minutes, command=command, result=name)
 
 
+def ways(what: str, minutes: float, key: str, name: str, recipe: str, *options: str) -> Item:
+    """A recipe's steps with `key` by itself and off."""
+    sides = ("--way", f"{key}=auto", "--way", f"{key}=false")
+    command = ("-m", "benchmarks.ways", recipe, *sides, *options, "--name", name, "--out", "{out}")
+    return Item(what=what, minutes=minutes, command=command, result=f"ways-{name}.json")
+
+
 def on_cpu(what: str, minutes: float, module: str, result: str, *options: str) -> Item:
     return Item(what=what, minutes=minutes, command=("-m", f"benchmarks.{module}", *options, "--out", f"{{out}}/{result}"), result=result)
 
 
+SMOLLM2 = ("smollm2-chain-sum", "--set", "rollout.engine=vllm", "--set", "batch.prompts_per_step=64", "--repeats", "1")
 CPU_SIDES = "rft,trl-tuned,trl-default,plain"
 SMALL_CHECKPOINT = ("--shape", "135m", "--prompts", "2", "--prompt", "16", "--response", "8", "--steps", "2", "--repeats", "1", "--ranks", "1",
                     "--set", "rollout.samples_per_prompt=4")  # fmt: skip
@@ -77,6 +85,8 @@ MACHINES: dict[int, tuple[Item, ...]] = {
         against("c3-bf16", 8, "the same in bfloat16", sides="rft,trl-tuned"),
         on_cpu("what a checkpoint holds up, 135M", 2, "checkpoint", "checkpoint-135m-cpu.json", *SMALL_CHECKPOINT),
         on_cpu("how a step grows", 10, "growth", "growth-cpu.json"),
+        ways("answers without advantage, quickstart", 2, "batch.skip_zero_advantage", "skip-cpu", "quickstart", "--ranks", "2", "--steps", "30"),
+        ways("answers to the rank with least to do, quickstart", 2, "batch.balance", "balance-cpu", "quickstart", "--ranks", "2", "--steps", "30"),
         on_cpu("the shipped recipes", 20, "runs", "runs-cpu.json", "cpu"),
     ),
     1: (
@@ -93,6 +103,7 @@ MACHINES: dict[int, tuple[Item, ...]] = {
         against("cmp-smollm2", 4, "the engine inside and beside", sides="rft,rft-beside"),
         against("ppo-0.5b", 4, "PPO with a critic and a reward model"),
         against("lora-7b", 7, "7B, LoRA"),
+        ways("answers without advantage, SmolLM2", 5, "batch.skip_zero_advantage", "skip-1-gpu", *SMOLLM2, "--gpus", "1"),
         passes("1.5b", 256, 1024, "--liger"),
         passes("7b", 256, 512, "--liger"),
         rollout("qwen2.5-1.5b", 8),
@@ -105,6 +116,7 @@ MACHINES: dict[int, tuple[Item, ...]] = {
         against("server-1.5b", 8, "one GPU trains and one samples, 1.5B"),
         against("half-3b-zero2", 8, "3B, ZeRO 2", ranks=2),
         against("half-3b-zero3", 8, "3B, ZeRO 3", ranks=2),
+        ways("answers to the rank with least to do, SmolLM2", 5, "batch.balance", "balance-2-gpus", *SMOLLM2, "--gpus", "2"),
     ),
     4: (
         against("std-0.5b", 3, "strong scaling, 0.5B", ranks=4),
