@@ -7,12 +7,13 @@ Leaves out who gets what (`algo.balance`), and what a group's advantages are mad
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rftcli.algo.balance import fair_shares, fullest
 from rftcli.plan.plan import BatchPlan, Plan
 from rftcli.protocols import World
 from rftcli.stages import batches
-from rftcli.types import Experience
+from rftcli.types import Experience, ScoredSample, TokenTrace
 
 MiniBatches = tuple[tuple[Experience, ...], ...]
 
@@ -47,7 +48,7 @@ def spread(mini_batches: MiniBatches, plan: Plan, world: World, *, only_with_eff
         moved = moved or places != homes
         first = sum(len(part) for part in by_rank[: world.rank])
         for members, place in zip(mine[number], places[first:], strict=False):  # the others' come behind
-            parcels[place][number].extend(members)
+            parcels[place][number].extend(members if place == world.rank else map(light, members))
         before, after = before + fullest(costs, homes, world.size), after + fullest(costs, places, world.size)
         even += sum(costs) / world.size
     load = {"sampled": before / even, "trained": after / even} if even else {}
@@ -55,6 +56,15 @@ def spread(mini_batches: MiniBatches, plan: Plan, world: World, *, only_with_eff
         return mini_batches, load
     arrived = world.exchange(parcels)
     return tuple(tuple(item for part in arrived for item in part[number]) for number in range(len(mine))), load
+
+
+def light(item: Experience) -> Experience:
+    """As it travels: the tensors, and of the sample who it is, its reward and how it ended. Words, and what data and rewards attached to them, stay
+    with the rank that writes them down: they may be large, or objects that cannot travel."""
+    sample = item.sample
+    prompt = replace(sample.completion.prompt, text="", token_ids=(), messages=(), prefill="", reference=None, columns={})
+    completion = replace(sample.completion, prompt=prompt, text="", text_with_special="", trace=TokenTrace(ids=()))
+    return replace(item, sample=ScoredSample(completion=completion, parts=(), reward=sample.reward))
 
 
 def _together(experiences: Sequence[Experience], plan: BatchPlan) -> list[list[Experience]]:

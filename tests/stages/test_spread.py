@@ -171,6 +171,28 @@ def test_a_rank_without_work_takes_part(made: SimpleNamespace) -> None:
     assert len({idle for *_, idle in found}) == 1 and 0 < found[0][3] < 1
 
 
+def test_only_numbers_travel(made: SimpleNamespace) -> None:
+    """What data and rewards attached to a completion may be of any size and kind: a python source of rows gives what it likes."""
+    plan, stays = plan_of(made, "algorithm.kl.coefficient=0.3"), (item for item in ())  # a generator cannot be pickled
+
+    def work(world: Any) -> list[tuple[bool, bool]]:
+        def odd(sample: Any) -> Any:
+            prompt = replace(sample.completion.prompt, columns={"odd": stays}, reference=stays)
+            return replace(sample, completion=replace(sample.completion, prompt=prompt), extra={"odd": stays})
+
+        collected = mine(made, world)
+        parts = [[replace(group, samples=tuple(map(odd, group.samples))) for group in part] for part in collected.mini_batches]
+        collected = replace(collected, mini_batches=tuple(map(tuple, parts)))
+        other = made.Table(world, TABLE)
+        credited = credit(collected, Roles(policy=other, reference=other), plan, world, pad_id=0, device=made.cpu)
+        home = {group.prompt.draw for group in collected.groups}
+        return [(item.sample.completion.prompt.draw in home, "odd" in item.sample.extra) for item in credited.mini_batches[0]]
+
+    found = [told for part in made.on_ranks(RANKS, work) for told in part]
+    assert len(found) == 13 and {True, False} == {home for home, _ in found}
+    assert all(home == odd for home, odd in found)
+
+
 def test_the_work_of_a_completion(made: SimpleNamespace) -> None:
     plan = plan_of(made).batch
     (rows,) = rows_of(made, SoloWorld(), plan_of(made))
