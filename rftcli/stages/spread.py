@@ -33,16 +33,17 @@ def cost(members: Sequence[Experience], plan: BatchPlan) -> float:
 def spread(mini_batches: MiniBatches, plan: Plan, world: World, *, only_with_effect: bool) -> tuple[MiniBatches, Mapping[str, float]]:
     """This rank's completions of each mini-batch after they have been shared out anew, and `rank_load` of the step event; nothing with one rank. A
     mini-batch keeps its completions, and a group whose prompt is shared stays together. `only_with_effect`: what the policy's update leaves out costs
-    nothing. Collective."""
+    nothing (`learn.passing_of`: where nothing has an effect, everything passes). Collective."""
     if world.size == 1 or not plan.batch.balance:
         return mini_batches, {}
     mine = [_together(mini_batch, plan.batch) for mini_batch in mini_batches]
-    told = [[_cost(members, plan.batch, only_with_effect) for members in units] for units in mine]
+    told = [[(cost(members, plan.batch), _cost_with_effect(members, plan.batch)) for members in units] for units in mine]
     parcels: list[list[list[Experience]]] = [[[] for _ in mine] for _ in range(world.size)]
     before = after = even = 0.0
     moved = False
     for number, by_rank in enumerate(zip(*world.gather(told), strict=True)):
-        costs = [value for part in by_rank for value in part]
+        every, passing = ([pair[which] for part in by_rank for pair in part] for which in (0, 1))
+        costs = passing if only_with_effect and any(passing) else every
         homes = [rank for rank, part in enumerate(by_rank) for _ in part]
         places = fair_shares(costs, homes, world.size)
         moved = moved or places != homes
@@ -77,5 +78,5 @@ def _together(experiences: Sequence[Experience], plan: BatchPlan) -> list[list[E
     return list(groups.values())
 
 
-def _cost(members: Sequence[Experience], plan: BatchPlan, only_with_effect: bool) -> float:
-    return cost([item for item in members if not only_with_effect or has_effect(item, plan)], plan)
+def _cost_with_effect(members: Sequence[Experience], plan: BatchPlan) -> float:
+    return cost([item for item in members if has_effect(item, plan)], plan)

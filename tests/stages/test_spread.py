@@ -155,6 +155,22 @@ def test_a_step_without_any_advantage_is_measured_all_the_same(made: SimpleNames
     assert (list(passing), idle) == (list(rows), 0.0) and tokens == sum(int(item.mask.sum()) for item in rows)
 
 
+def test_a_step_without_any_advantage_is_shared_out_too(made: SimpleNamespace) -> None:
+    """Everything passes then, so everything is work."""
+    plan = plan_of(made)
+
+    def work(world: Any) -> tuple[int, float]:
+        rows = rows_of(made, world, plan)
+        for item in rows[0]:
+            item.advantages = torch.zeros_like(item.advantages)
+        ((experiences,), load) = spread(rows, plan, world, only_with_effect=True)
+        return sum(len(item.token_ids) for item in passing_of(experiences, plan, world)[0]), load["trained"]
+
+    found = made.on_ranks(RANKS, work)
+    positions = [positions for positions, _ in found]
+    assert found[0][1] == pytest.approx(max(positions) * RANKS / sum(positions)) and max(positions) - min(positions) <= 3
+
+
 def test_a_rank_without_work_takes_part(made: SimpleNamespace) -> None:
     plan = plan_of(made, "batch.balance=false")
 
