@@ -188,7 +188,7 @@ def test_a_rank_without_work_takes_part(made: SimpleNamespace) -> None:
 
 
 def test_only_numbers_travel(made: SimpleNamespace) -> None:
-    """What data and rewards attached to a completion may be of any size and kind: a python source of rows gives what it likes."""
+    """What data and rewards attached to a completion may be large, or of a kind that cannot travel."""
     plan, stays = plan_of(made, "algorithm.kl.coefficient=0.3"), (item for item in ())  # a generator cannot be pickled
 
     def work(world: Any) -> list[tuple[bool, bool]]:
