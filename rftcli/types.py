@@ -266,9 +266,11 @@ class Update:
     lr: float
     grad_norm: float | None
     metrics: Mapping[str, float]
-    """Means over the trained tokens of the update: loss, policy_loss, kl_update, entropy, clip fractions, ratio moments, ..."""
+    """loss and policy_loss over the update's denominators; means over the tokens that passed: kl_update, entropy, clip fractions, ratios, ..."""
     tokens: int
     """Trained tokens of the update, all ranks."""
+    passed: int | None = None
+    """Those of them that went through the model and were measured; None: all."""
     role: str = "policy"
     """Whose update it was: "policy" or "critic"."""
 

@@ -27,7 +27,8 @@ class ThreadWorld:
         return values
 
     def exchange(self, parcels: Sequence[Any]) -> list[Any]:
-        return [unpacked(packed(row[self.rank])) for row in self.gather(list(parcels))]
+        mine = [row[self.rank] for row in self.gather(list(parcels))]
+        return [parcel if rank == self.rank else unpacked(packed(parcel)) for rank, parcel in enumerate(mine)]
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]

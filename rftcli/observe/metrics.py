@@ -338,14 +338,17 @@ STEP: dict[str, Metric] = {
     "idle_fraction": Metric(
         unit="0 to 1",
         text="Share of the update's tokens, prompts too, in completions whose advantage is 0: they change nothing and did not pass through the model "
-        "(`batch.skip_zero_advantage`). Entropy, KL, ratios, clipped fractions and `sampler_logprob_gap` are means over the others. 0 where no "
-        "completion of an update had an advantage: then all passed.",
+        "(`batch.skip_zero_advantage`). Entropy, KL, ratios, clipped fractions and `sampler_logprob_gap` are means over the others, but a KL in the "
+        "reward is one over all. 0 where no completion of an update had an advantage: then all passed.",
         grows="Ever fewer answers teach anything: see `zero_signal_fraction`; `rollout.dynamic` draws other prompts instead.",
     ),
     "rank_load": Metric(
         unit="1 = even", text="Work of the rank with most, by the mean of all ranks, in tokens with attention weighed (`batch.balance`).",
         grows="Few or very unlike completions a rank, or groups whose prompt is shared: more prompts a step, or fewer ranks.",
-        parts={"sampled": "with every completion on the rank that sampled it", "trained": "as they were in the update"},
+        parts={
+            "sampled": "with every completion on the rank that sampled it; all of them where a pass comes before the update",
+            "trained": "as they were in the update, without those that did not pass: few that are left may be less even than all",
+        },
     ),
     "mfu": Metric(
         unit="0 to 1",

@@ -28,5 +28,12 @@ def with_reference(asked: Asked, notes: list[str]) -> Recipe:
         shards = free and asked.keeps_reference and ranks > 1 and size > asked.usable
     if shards:
         notes.append(f"the reference is partitioned over {ranks} ranks: {size / ranks / GIB:.1f} GiB a rank, of {size / GIB:.1f} GiB")
+        need = size * (1 if model.file_dtype == asked.policy.dtype else ranks // asked.world.nodes)
+        room = asked.facts.machine.memory_gib * GIB
+        if need > memory.USABLE_SHARE["cpu"] * room:  # it is cut there (`runtime.sharding`)
+            notes.append(
+                f"memory: expect to run out of the machine's while the reference is loaded: {need / GIB:.1f} GiB of {room / GIB:.1f} GiB; "
+                f"files in {asked.policy.dtype} are there once for all ranks"
+            )
     changed = section.model_copy(update={"shard": shards} | ({"offload": False} if shards else {}))
     return asked.recipe.model_copy(update={"models": asked.recipe.models.model_copy(update={"reference": changed})})

@@ -228,7 +228,10 @@ ROWS: dict[str, Row] = {
         ("batch.balance", "batch.micro_batch_size"), "`balance: true` goes with micro-batches that are cut by tokens.", balance_by_rows
     ),
     "skip-zero-advantage": (
-        ("batch.skip_zero_advantage", "algorithm.loss.kind", "algorithm.kl.coefficient", "algorithm.kl.place", "algorithm.loss.entropy_coefficient"),
+        (
+            "batch.skip_zero_advantage", "algorithm.loss.kind", "algorithm.kl.coefficient", "algorithm.kl.place",
+            "algorithm.loss.entropy_coefficient", "algorithm.loss.entropy_controller", "models.policy.router_loss",
+        ),
         "Completions without advantage are left out only where the loss has no other term for them.",
         skipping,
     ),

@@ -22,11 +22,12 @@ from rftcli.types import Update
 if TYPE_CHECKING:
     from rftcli.runtime.build import Job
 
-WEIGHTED = (
-    "loss", "policy_loss", "value_loss", "ptx_loss", "router_loss", "entropy", "kl", "kl_update", "ratio_mean", "ratio_std",
-    "clip_low_fraction", "clip_high_fraction", "off_policy_fraction", "entropy_coefficient", "idle_fraction",
-)  # fmt: skip
+WEIGHTED = ("loss", "policy_loss", "value_loss", "ptx_loss", "router_loss", "entropy_coefficient", "idle_fraction")
 """Metrics of several updates of a step, averaged with their trained tokens as weights."""
+MEASURED = (
+    "entropy", "kl", "kl_update", "ratio_mean", "ratio_std", "clip_low_fraction", "clip_high_fraction", "off_policy_fraction", "sampler_gap_mean",
+)  # fmt: skip
+"""The same of means over the tokens that passed through the model, which are the weights."""
 
 
 def lesson_state(plan: Plan) -> LessonState:
@@ -61,8 +62,8 @@ def step_metrics(job: Job, records: Sequence[SampleRecord], credited: Credited, 
         moments = Moments.of(credited.advantages.values())
         metrics["advantage_mean"], metrics["advantage_std"] = moments.mean, moments.sample_std
         metrics["advantage_min"], metrics["advantage_max"] = min(credited.advantages.values()), max(credited.advantages.values())
-    metrics.update(credited.metrics)
     metrics.update(update_metrics(updates))
+    metrics.update(credited.metrics)  # a KL in the reward was measured over all completions, in an update over those that passed
     job.totals.tokens += metrics["tokens"]
     metrics["tokens_total"] = job.totals.tokens
     metrics["policy_version"] = job.roles.policy.version
@@ -89,8 +90,9 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, Any]:
     applied = [update for update in updates if update.applied]
     metrics: dict[str, Any] = {"updates_skipped": len(updates) - len(applied)}
     measured = [update for update in updates if update.tokens]
-    for name in (*WEIGHTED, "sampler_gap_mean"):
-        values = [(update.metrics[name], update.tokens) for update in measured if name in update.metrics]
+    for name in (*WEIGHTED, *MEASURED):
+        seen = [update for update in measured if name in update.metrics]
+        values = [(update.metrics[name], update.passed if name in MEASURED and update.passed else update.tokens) for update in seen]
         if values:
             metrics[name] = sum(value * tokens for value, tokens in values) / sum(tokens for _, tokens in values)
     for name in ("ratio_max", "sampler_gap_max"):

@@ -222,6 +222,7 @@ def one_update(
         grad_norm=outcome.grad_norm,
         metrics=_metrics(totals, peaks, set(measured), passed) | ({"idle_fraction": idle} if plan.batch.skip_zero_advantage else {}),
         tokens=tokens,
+        passed=passed,
     )
 
 

@@ -7,12 +7,13 @@ Leaves out who gets what (`algo.balance`), and what a group's advantages are mad
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rftcli.algo.balance import fair_shares, fullest
 from rftcli.plan.plan import BatchPlan, Plan
 from rftcli.protocols import World
 from rftcli.stages import batches
-from rftcli.types import Experience
+from rftcli.types import Experience, ScoredSample, TokenTrace
 
 MiniBatches = tuple[tuple[Experience, ...], ...]
 
@@ -32,22 +33,23 @@ def cost(members: Sequence[Experience], plan: BatchPlan) -> float:
 def spread(mini_batches: MiniBatches, plan: Plan, world: World, *, only_with_effect: bool) -> tuple[MiniBatches, Mapping[str, float]]:
     """This rank's completions of each mini-batch after they have been shared out anew, and `rank_load` of the step event; nothing with one rank. A
     mini-batch keeps its completions, and a group whose prompt is shared stays together. `only_with_effect`: what the policy's update leaves out costs
-    nothing. Collective."""
+    nothing (`learn.passing_of`: where nothing has an effect, everything passes). Collective."""
     if world.size == 1 or not plan.batch.balance:
         return mini_batches, {}
     mine = [_together(mini_batch, plan.batch) for mini_batch in mini_batches]
-    told = [[_cost(members, plan.batch, only_with_effect) for members in units] for units in mine]
+    told = [[(cost(members, plan.batch), _cost_with_effect(members, plan.batch)) for members in units] for units in mine]
     parcels: list[list[list[Experience]]] = [[[] for _ in mine] for _ in range(world.size)]
     before = after = even = 0.0
     moved = False
     for number, by_rank in enumerate(zip(*world.gather(told), strict=True)):
-        costs = [value for part in by_rank for value in part]
+        every, passing = ([pair[which] for part in by_rank for pair in part] for which in (0, 1))
+        costs = passing if only_with_effect and any(passing) else every
         homes = [rank for rank, part in enumerate(by_rank) for _ in part]
         places = fair_shares(costs, homes, world.size)
         moved = moved or places != homes
         first = sum(len(part) for part in by_rank[: world.rank])
         for members, place in zip(mine[number], places[first:], strict=False):  # the others' come behind
-            parcels[place][number].extend(members)
+            parcels[place][number].extend(members if place == world.rank else map(light, members))
         before, after = before + fullest(costs, homes, world.size), after + fullest(costs, places, world.size)
         even += sum(costs) / world.size
     load = {"sampled": before / even, "trained": after / even} if even else {}
@@ -55,6 +57,15 @@ def spread(mini_batches: MiniBatches, plan: Plan, world: World, *, only_with_eff
         return mini_batches, load
     arrived = world.exchange(parcels)
     return tuple(tuple(item for part in arrived for item in part[number]) for number in range(len(mine))), load
+
+
+def light(item: Experience) -> Experience:
+    """As it travels: the tensors, and of the sample who it is, its reward and how it ended. Words, and what data and rewards attached to them, stay
+    with the rank that writes them down: they may be large, or objects that cannot travel."""
+    sample = item.sample
+    prompt = replace(sample.completion.prompt, text="", token_ids=(), messages=(), prefill="", reference=None, columns={})
+    completion = replace(sample.completion, prompt=prompt, text="", text_with_special="", trace=TokenTrace(ids=()))
+    return replace(item, sample=ScoredSample(completion=completion, parts=(), reward=sample.reward))
 
 
 def _together(experiences: Sequence[Experience], plan: BatchPlan) -> list[list[Experience]]:
@@ -67,5 +78,5 @@ def _together(experiences: Sequence[Experience], plan: BatchPlan) -> list[list[E
     return list(groups.values())
 
 
-def _cost(members: Sequence[Experience], plan: BatchPlan, only_with_effect: bool) -> float:
-    return cost([item for item in members if not only_with_effect or has_effect(item, plan)], plan)
+def _cost_with_effect(members: Sequence[Experience], plan: BatchPlan) -> float:
+    return cost([item for item in members if has_effect(item, plan)], plan)

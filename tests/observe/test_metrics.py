@@ -21,7 +21,7 @@ from rftcli.recipe.kinds import ANY_KEY, key_table
 from rftcli.rewards.spec import PartSpec
 from rftcli.runtime.clock import Stopwatch
 from rftcli.runtime.speed import speed_metrics
-from rftcli.runtime.tell import WEIGHTED, update_metrics
+from rftcli.runtime.tell import MEASURED, WEIGHTED, update_metrics
 from rftcli.stages.held_out_metrics import summarise
 from rftcli.stages.records import SampleRecord, length_metrics, reward_metrics
 from rftcli.types import FinishReason, PartScore, Shaped, Update
@@ -55,7 +55,7 @@ def records() -> list[SampleRecord]:
 
 
 def updates() -> list[Update]:
-    every = dict.fromkeys((*WEIGHTED, "ratio_max", "sampler_gap_mean", "sampler_gap_max"), 0.5)
+    every = dict.fromkeys((*WEIGHTED, *MEASURED, "ratio_max", "sampler_gap_max"), 0.5)
     return [Update(applied=True, policy_version=1, lr=0.1, grad_norm=1.0, metrics=every, tokens=4, role=role) for role in ("policy", "critic")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,13 @@ def test_a_model_of_its_own_counts_by_its_own_size(compiled: Compiled, gpus: Mac
     other = ModelFacts(path="/ref", **LARGE)
     plan = compiled(*KL, "models.reference.from=/ref", machine=gpus, ranks=8, reference_path="/ref", reference=other, **SMALL)
     assert plan.reference_use.shard and held(plan)["credit"] == pytest.approx(2 * 72e9 / 8 / 1024**3)
+
+
+@pytest.mark.parametrize(("stored", "memory", "told"), [("bfloat16", 512.0, False), ("float32", 512.0, True), ("bfloat16", 150.0, True)])
+def test_the_hosts_memory_while_it_is_cut(compiled: Compiled, gpus: MachineFacts, stored: str, memory: float, told: bool) -> None:
+    facts = {**LARGE, "file_dtype": stored}
+    plan = compiled(*KL, machine=replace(gpus, memory_gib=memory), ranks=8, **facts)
+    assert any("while the reference is loaded" in note for note in plan.notes) is told
 
 
 @pytest.mark.parametrize(

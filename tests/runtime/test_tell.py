@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,20 @@ def test_means_are_weighted_with_trained_tokens() -> None:
         "updates_skipped": 0, "loss": pytest.approx(2.0), "policy_loss": pytest.approx(1.5), "kl": pytest.approx(0.2),
         "ratio_mean": pytest.approx(1.1), "clip_low_fraction": pytest.approx(0.25), "ratio_max": 3.0, "grad_norm": 2.0, "lr": 0.2,
     }  # fmt: skip
+
+
+def test_what_was_measured_weighs_what_passed() -> None:
+    """Means are over the tokens that went through the model, however they lie in updates; the loss is over all that were to be trained."""
+    found = update_metrics(
+        [
+            replace(update(100, loss=1.0, entropy=1.0, ratio_mean=1.0, sampler_gap_mean=0.1, sampler_gap_max=0.5, idle_fraction=0.0), passed=100),
+            replace(update(100, loss=2.0, entropy=2.0, ratio_mean=1.2, sampler_gap_mean=0.4, sampler_gap_max=0.5, idle_fraction=0.5), passed=50),
+        ]
+    )
+    assert (found["loss"], found["idle_fraction"]) == (1.5, 0.25)
+    assert found["entropy"] == pytest.approx((100 * 1.0 + 50 * 2.0) / 150)
+    assert found["ratio_mean"] == pytest.approx((100 * 1.0 + 50 * 1.2) / 150)
+    assert found["sampler_logprob_gap"]["mean"] == pytest.approx((100 * 0.1 + 50 * 0.4) / 150)
 
 
 def test_one_update_is_told_as_it_is() -> None:

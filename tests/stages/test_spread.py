@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -45,19 +46,34 @@ def answer(first: int, length: int) -> tuple[int, ...]:
     return tuple(3 + (first + token) % 9 for token in range(length))
 
 
-def mine(made: SimpleNamespace, world: Any, updates: int = 1) -> Collected:
-    found = groups(made)
+def odd_groups(made: SimpleNamespace, seed: int) -> list[Group]:
+    """Empty answers, tokens of tools, failed rewards, groups of one, groups without spread, and groups without any reward."""
+    draws, found = random.Random(seed), []
+    for draw in range(6):
+        kind = draws.choice(("none", "same", "unlike", "unlike"))
+        samples = []
+        for index in range(draws.randint(1, 3)):
+            ids = answer(draw + index, draws.choice((0, 1, 2, 9, 10)))
+            mask = tuple(draws.random() < 0.5 for _ in ids) if draws.random() < 0.4 else None
+            reward = None if kind == "none" or draws.random() < 0.1 else 1.0 if kind == "same" else draws.choice((0.0, 0.5, 1.0))
+            samples.append(made.sample(draw, index, reward, ids=ids, mask=mask, logprobs=tuple(-2 * draws.random() for _ in ids)))
+        found.append(Group(prompt=made.prompt(draw, ids=(1, 2)), samples=tuple(samples)))
+    return found
+
+
+def mine(made: SimpleNamespace, world: Any, updates: int = 1, seed: int | None = None) -> Collected:
+    found = groups(made) if seed is None else odd_groups(made, seed)
     half = len(found) // updates
     parts = [found[start : start + half][world.rank :: world.size] for start in range(0, len(found), half)]
     return Collected(mini_batches=tuple(map(tuple, parts)), rollout_seconds=0.0, score_seconds=0.0)
 
 
-def step(made: SimpleNamespace, plan: Any, world: Any, updates: int = 1) -> dict[str, Any]:
+def step(made: SimpleNamespace, plan: Any, world: Any, updates: int = 1, seed: int | None = None) -> dict[str, Any]:
     """Everything that a step leaves behind, and what this rank trained on."""
     learner = made.Table(world, TABLE)
     other = made.Table(world, [value * 0.5 for value in TABLE])
     roles = Roles(policy=learner, reference=other if plan.kl is not None else None)
-    credited = credit(mine(made, world, updates), roles, plan, world, pad_id=0, device=made.cpu)
+    credited = credit(mine(made, world, updates, seed), roles, plan, world, pad_id=0, device=made.cpu)
     learner.seen.clear()
     done = learn(credited.mini_batches, learner, plan, world, pad_id=0, device=made.cpu, tick=lambda *_: None)
     load = dict(credited.metrics).pop("rank_load", None)
@@ -111,6 +127,22 @@ def test_any_rank_may_do_the_work(made: SimpleNamespace, name: str) -> None:
     assert len({found["steps"] for found in evened}) == 1
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["two updates", "kl from answers", "corrected", "shared prompts", "whitened with signal"])
+def test_odd_completions_change_nothing_either(made: SimpleNamespace, name: str, seed: int) -> None:
+    sets, updates = CASES[name]
+    plain = plan_of(made, *sets, "batch.balance=false", "batch.skip_zero_advantage=false")
+    alone = step(made, plain, SoloWorld(), updates, seed)
+    for ranks in (2, RANKS):
+        for found in made.on_ranks(ranks, lambda world: step(made, plan_of(made, *sets), world, updates, seed)):
+            assert found["advantages"] == pytest.approx(alone["advantages"], rel=1e-5, abs=1e-6)
+            assert found["table"].tolist() == pytest.approx(alone["table"].tolist(), rel=1e-5, abs=1e-7)
+            assert found["kl"] == pytest.approx(alone["kl"])
+            for one, other in zip(found["updates"], alone["updates"], strict=True):
+                told = {name: other[name] for name in ("loss", "policy_loss") if name in other}  # none of an update without a trained token
+                assert {name: one[name] for name in told} == pytest.approx(told, rel=1e-5, abs=1e-7) and bool(one) == bool(other)
+
+
 def rows_of(made: SimpleNamespace, world: Any, plan: Any) -> tuple[Any, ...]:
     credited = credit(mine(made, world), Roles(policy=None), plan, SoloWorld(), pad_id=0, device=made.cpu)
     return credited.mini_batches
@@ -155,6 +187,22 @@ def test_a_step_without_any_advantage_is_measured_all_the_same(made: SimpleNames
     assert (list(passing), idle) == (list(rows), 0.0) and tokens == sum(int(item.mask.sum()) for item in rows)
 
 
+def test_a_step_without_any_advantage_is_shared_out_too(made: SimpleNamespace) -> None:
+    """Everything passes then, so everything is work."""
+    plan = plan_of(made)
+
+    def work(world: Any) -> tuple[int, float]:
+        rows = rows_of(made, world, plan)
+        for item in rows[0]:
+            item.advantages = torch.zeros_like(item.advantages)
+        ((experiences,), load) = spread(rows, plan, world, only_with_effect=True)
+        return sum(len(item.token_ids) for item in passing_of(experiences, plan, world)[0]), load["trained"]
+
+    found = made.on_ranks(RANKS, work)
+    positions = [positions for positions, _ in found]
+    assert found[0][1] == pytest.approx(max(positions) * RANKS / sum(positions)) and max(positions) - min(positions) <= 3
+
+
 def test_a_rank_without_work_takes_part(made: SimpleNamespace) -> None:
     plan = plan_of(made, "batch.balance=false")
 
@@ -169,6 +217,28 @@ def test_a_rank_without_work_takes_part(made: SimpleNamespace) -> None:
     assert found[0][:2] == found[2][:2] == (1, [0])  # a filler, in which nothing is trained
     assert found[1][0] == 4 and {tokens for _, _, tokens, _ in found} == {sum(found[1][1])}
     assert len({idle for *_, idle in found}) == 1 and 0 < found[0][3] < 1
+
+
+def test_only_numbers_travel(made: SimpleNamespace) -> None:
+    """What data and rewards attached to a completion may be large, or of a kind that cannot travel."""
+    plan, stays = plan_of(made, "algorithm.kl.coefficient=0.3"), (item for item in ())  # a generator cannot be pickled
+
+    def work(world: Any) -> list[tuple[bool, bool]]:
+        def odd(sample: Any) -> Any:
+            prompt = replace(sample.completion.prompt, columns={"odd": stays}, reference=stays)
+            return replace(sample, completion=replace(sample.completion, prompt=prompt), extra={"odd": stays})
+
+        collected = mine(made, world)
+        parts = [[replace(group, samples=tuple(map(odd, group.samples))) for group in part] for part in collected.mini_batches]
+        collected = replace(collected, mini_batches=tuple(map(tuple, parts)))
+        other = made.Table(world, TABLE)
+        credited = credit(collected, Roles(policy=other, reference=other), plan, world, pad_id=0, device=made.cpu)
+        home = {group.prompt.draw for group in collected.groups}
+        return [(item.sample.completion.prompt.draw in home, "odd" in item.sample.extra) for item in credited.mini_batches[0]]
+
+    found = [told for part in made.on_ranks(RANKS, work) for told in part]
+    assert len(found) == 13 and {True, False} == {home for home, _ in found}
+    assert all(home == odd for home, odd in found)
 
 
 def test_the_work_of_a_completion(made: SimpleNamespace) -> None:
