@@ -49,6 +49,12 @@ def summary(steps: list[dict[str, Any]]) -> dict[str, float]:
     return {name: statistics.median(numbers) for name, numbers in columns.items() if numbers}
 
 
+def without_out(words: list[str]) -> list[str]:
+    """What was typed, but for a folder of this machine."""
+    place = words.index("--out") if "--out" in words else len(words)
+    return words[:place] + words[place + 2 :]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="a file, or the name of one that ships with the package")
@@ -73,7 +79,7 @@ def main() -> None:
     print("| way | " + " | ".join(names) + " |\n|" + "---|" * (1 + len(names)))
     for way, numbers in found.items():
         print(f"| {way} | " + " | ".join(f"{numbers[name]:.3g}" if name in numbers else "" for name in names) + " |")
-    told = {"machine": machine(), "command": " ".join(["python -m benchmarks.ways", *sys.argv[1:]]), "ways": found}
+    told = {"machine": machine(), "command": " ".join(["python -m benchmarks.ways", *without_out(sys.argv[1:])]), "ways": found}
     path = options.out / f"ways-{options.name or Path(options.recipe).stem}.json"
     path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 

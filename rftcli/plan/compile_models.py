@@ -89,7 +89,7 @@ def reference_plans(
     section = recipe.models.reference
     refreshed = section.refresh.every > 0
     if recipe.algorithm.kl.coefficient == 0.0:
-        if section.from_ != "policy" or refreshed or section.offload is True:
+        if section.from_ != "policy" or refreshed or section.offload is True or section.shard is True:
             notes.append("models.reference is not loaded: algorithm.kl.coefficient is 0, so nothing needs it")
         return None, None
     # a reference of its own is loaded whole: what makes the policy trainable is not the reference's

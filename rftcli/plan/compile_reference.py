@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 def with_reference(asked: Asked, notes: list[str]) -> Recipe:
     """The recipe with a value for `models.reference.shard`; where it is true nothing waits on the CPU. `auto`: where no device holds it whole."""
+    if asked.recipe.algorithm.kl.coefficient == 0.0:
+        return asked.recipe  # nothing needs one: `reference_plans` says so
     section, ranks = asked.recipe.models.reference, asked.world.ranks
     model = asked.reference or asked.facts.model
     size = memory.frozen_copy(model.parameters or asked.facts.model.parameters or 0, asked.policy.dtype)
     if section.shard is True:
         shards = asked.keeps_reference and ranks > 1
-        if not shards and asked.recipe.algorithm.kl.coefficient:
+        if not shards:
             why = "there is one rank" if ranks == 1 else "the reference is the policy's own module"
             notes.append(f"models.reference.shard has no effect: {why}")
     else:
@@ -28,7 +30,7 @@ def with_reference(asked: Asked, notes: list[str]) -> Recipe:
         shards = free and asked.keeps_reference and ranks > 1 and size > asked.usable
     if shards:
         notes.append(f"the reference is partitioned over {ranks} ranks: {size / ranks / GIB:.1f} GiB a rank, of {size / GIB:.1f} GiB")
-        need = size * (1 if model.file_dtype == asked.policy.dtype else ranks // asked.world.nodes)
+        need = memory.while_cut(size, model.file_dtype, asked.policy.dtype, ranks=ranks // asked.world.nodes)
         room = asked.facts.machine.memory_gib * GIB
         if need > memory.USABLE_SHARE["cpu"] * room:  # it is cut there (`runtime.sharding`)
             notes.append(

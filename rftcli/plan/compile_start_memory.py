@@ -39,20 +39,11 @@ def with_start(asked: Asked, learner: LearnerPlan | None, notes: list[str]) -> L
         f"{name} is loaded into the machine's memory and cut from there: whole it is {size / GIB:.1f} GiB, and {asked.usable / GIB:.1f} GiB of a "
         "device may be used"
     )
-    need, room = _host_bytes(asked, models, whole), asked.facts.machine.memory_gib * GIB
+    ranks, room = asked.world.ranks // asked.world.nodes, asked.facts.machine.memory_gib * GIB
+    need = sum(memory.while_cut(whole[name], model.file_dtype, policy.dtype, ranks=ranks) for name, model in models.items())
     if need > memory.USABLE_SHARE["cpu"] * room:
-        stored = "their files hold another type than is trained in, so every rank of a machine has a copy" if _copies(asked, models) else "one copy"
         notes.append(
-            f"memory: expect to run out of the machine's at the start: {need / GIB:.1f} GiB of {room / GIB:.1f} GiB, {stored}; "
-            f"save the model in {policy.dtype} first, or use machines with more memory"
+            f"memory: expect to run out of the machine's at the start: {need / GIB:.1f} GiB of {room / GIB:.1f} GiB; files in {policy.dtype} are "
+            "there once for all ranks, others once for each"
         )
     return replace(learner, from_host=True)
-
-
-def _copies(asked: Asked, models: dict[str, ModelFacts]) -> bool:
-    """Whether a rank has weights of its own: files in the type that is trained in are mapped, and their pages are the same for all ranks."""
-    return any(model.file_dtype != asked.policy.dtype for model in models.values())
-
-
-def _host_bytes(asked: Asked, models: dict[str, ModelFacts], whole: dict[str, float]) -> float:
-    return sum(whole.values()) * (asked.world.ranks // asked.world.nodes if _copies(asked, models) else 1)

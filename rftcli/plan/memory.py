@@ -155,6 +155,12 @@ def frozen_copy(parameters: int, dtype: str, *, bits: int | None = None, ranks: 
     return (DTYPE_BYTES[dtype] if bits is None else bits / 8) * parameters / ranks
 
 
+def while_cut(size: float, stored: str | None, dtype: str, *, ranks: int) -> float:
+    """Of a machine with so many ranks, while a model of `size` bytes is cut there for ZeRO 3: files in the type that is used are mapped, and their
+    pages are the same for all ranks; of others every rank has a copy. `stored`: the files' type; None: not known."""
+    return size * (1 if stored == dtype else ranks)
+
+
 def running_mean(trained: int, *, ranks: int) -> float:
     """The EMA of the trained weights: float32, this rank's part."""
     return 4.0 * trained / ranks

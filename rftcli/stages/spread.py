@@ -37,13 +37,14 @@ def spread(mini_batches: MiniBatches, plan: Plan, world: World, *, only_with_eff
     if world.size == 1 or not plan.batch.balance:
         return mini_batches, {}
     mine = [_together(mini_batch, plan.batch) for mini_batch in mini_batches]
-    told = [[(cost(members, plan.batch), _cost_with_effect(members, plan.batch)) for members in units] for units in mine]
+    passing = _cost_with_effect if only_with_effect else cost
+    told = [[(cost(members, plan.batch), passing(members, plan.batch)) for members in units] for units in mine]
     parcels: list[list[list[Experience]]] = [[[] for _ in mine] for _ in range(world.size)]
     before = after = even = 0.0
     moved = False
     for number, by_rank in enumerate(zip(*world.gather(told), strict=True)):
-        every, passing = ([pair[which] for part in by_rank for pair in part] for which in (0, 1))
-        costs = passing if only_with_effect and any(passing) else every
+        every, costs = ([pair[which] for part in by_rank for pair in part] for which in (0, 1))
+        costs = costs if any(costs) else every
         homes = [rank for rank, part in enumerate(by_rank) for _ in part]
         places = fair_shares(costs, homes, world.size)
         moved = moved or places != homes

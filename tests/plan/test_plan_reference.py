@@ -6,16 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from shapes_of_models import LARGE, SMALL
 
 from rftcli.plan.facts import MachineFacts, ModelFacts
 from rftcli.plan.plan import Plan
 
 Compiled = Callable[..., Plan]
-LARGE = {
-    "parameters": 72_000_000_000, "layers": 80, "hidden": 8192, "vocabulary": 152064, "key_width": 1024, "query_width": 8192, "inner": 29568,
-    "heads": 64, "max_positions": 32768, "file_dtype": "bfloat16",
-}  # fmt: skip
-SMALL = {**LARGE, "parameters": 500_000_000, "layers": 2}
 KL = ("rollout.engine=fake", "algorithm.kl.coefficient=0.1")
 
 
@@ -61,6 +57,11 @@ def test_the_hosts_memory_while_it_is_cut(compiled: Compiled, gpus: MachineFacts
     facts = {**LARGE, "file_dtype": stored}
     plan = compiled(*KL, machine=replace(gpus, memory_gib=memory), ranks=8, **facts)
     assert any("while the reference is loaded" in note for note in plan.notes) is told
+
+
+def test_a_reference_that_nothing_needs_is_told(compiled: Compiled, gpus: MachineFacts) -> None:
+    plan = compiled("rollout.engine=fake", "models.reference.shard=true", machine=gpus, ranks=8, **SMALL)
+    assert plan.reference is None and any(note.startswith("models.reference is not loaded") for note in plan.notes)
 
 
 @pytest.mark.parametrize(

@@ -267,3 +267,22 @@ def test_with_a_critic_every_completion_is_work(made: SimpleNamespace) -> None:
     positions = [positions for positions, _, _ in found]
     assert sum(without for _, without, _ in found) > 3
     assert found[0][2] == pytest.approx(max(positions) * RANKS / sum(positions)) and max(positions) - min(positions) <= 3
+
+
+def test_a_critics_passes_are_cut_in_order_of_length(made: SimpleNamespace) -> None:
+    """Padded rows of 11, 3, 11 and 3 positions within 24: 22 + 6, and not twice 22; values come back to their completions."""
+    plan = plan_of(made, "algorithm.advantage={kind: gae, whiten: 'off'}", "models.critic={}")
+    seen: list[int] = []
+
+    def values(batch: Any) -> torch.Tensor:
+        seen.append(batch.input_ids.numel())
+        return batch.target_ids.double()
+
+    samples = tuple(made.sample(0, index, 1.0, ids=answer(index, length)) for index, length in enumerate((9, 1, 9, 1)))
+    group = Group(prompt=made.prompt(0), samples=samples)
+    collected = Collected(mini_batches=((group,),), rollout_seconds=0.0, score_seconds=0.0)
+    roles = Roles(policy=None, critic=SimpleNamespace(values=values))
+    ((*rows,),) = credit(collected, roles, plan, SoloWorld(), pad_id=0, device=made.cpu).mini_batches
+    assert sorted(seen) == [6, 22]
+    for item in rows:
+        assert item.values.tolist() == item.token_ids[item.prompt_tokens :].tolist()
