@@ -116,17 +116,17 @@ def equation(shape: BatchShape) -> str:
     '32 prompts x 8 samples = 256 completions a step = 2 updates x 2 ranks x 64 rows (micro-batches of 24: 24 + 24 + 16)'
     """
     text = (
-        f"{_count(shape.prompts_per_step, 'prompt')} x {_count(shape.samples_per_prompt, 'sample')} = "
-        f"{_count(shape.completions_per_step, 'completion')} a step = "
-        f"{_count(shape.updates_per_step, 'update')} x {_count(shape.ranks, 'rank')} x {_count(shape.rows_per_rank, 'row')}"
+        f"{counted(shape.prompts_per_step, 'prompt')} x {counted(shape.samples_per_prompt, 'sample')} = "
+        f"{counted(shape.completions_per_step, 'completion')} a step = "
+        f"{counted(shape.updates_per_step, 'update')} x {counted(shape.ranks, 'rank')} x {counted(shape.rows_per_rank, 'row')}"
     )
     if shape.rollouts_per_update > 1:
         each = shape.prompts_per_step // shape.rollouts_per_update
-        prefix = f"{shape.rollouts_per_update} rollouts x {_count(each, 'prompt')} x {_count(shape.samples_per_prompt, 'sample')}"
+        prefix = f"{shape.rollouts_per_update} rollouts x {counted(each, 'prompt')} x {counted(shape.samples_per_prompt, 'sample')}"
         text = f"{prefix} = {text.partition(' = ')[2]}"
     shared = ", a group's prompt once in each" if shape.share_prompts else ""
     if shape.tokens_per_micro_batch is not None:
-        text += f" (micro-batches of at most {_count(shape.tokens_per_micro_batch, 'token')}{shared})"
+        text += f" (micro-batches of at most {counted(shape.tokens_per_micro_batch, 'token')}{shared})"
     elif shape.micro_batch_size is not None:
         text += f" ({_micro_batch_text(shape.micro_batch_size, shape.micro_batch_rows)}{shared})"
     if shape.epochs > 1:
@@ -335,5 +335,9 @@ def _micro_batch_text(size: int, rows: tuple[int, ...]) -> str:
     return f"micro-batches of {size}: {full} x {size}{rest}"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """
+    >>> counted(1, "row"), counted(12, "row")
+    ('1 row', '12 rows')
+    """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rftcli.algo.batchmath import counted
 from rftcli.plan import memory
 from rftcli.plan.plan import BatchPlan, LearnerPlan, ModelPlan, Plan, RolloutPlan, plan_hash
 from rftcli.plan.show_engine import apart_rows
@@ -16,10 +17,11 @@ from rftcli.plan.show_scorers import scorer_rows
 
 def plan_text(plan: Plan) -> str:
     parameters, rollout, learner = plan.policy.parameters, plan.rollout, plan.learner
+    threads = counted(plan.world.threads_per_rank, "thread")
     rows = [
         ("plan", f"{plan.name}  {plan_hash(plan)}"),
         ("run", f"{plan.steps} steps, seed {plan.seed}"),
-        ("ranks", f"{plan.world.ranks} x {plan.world.device} ({plan.world.backend}){_nodes(plan)}, {_threads(plan)} each"),
+        ("ranks", f"{plan.world.ranks} x {plan.world.device} ({plan.world.backend}){_nodes(plan)}, {threads} each"),
         ("policy", f"{plan.policy.given}, {_count(parameters)} parameters, {plan.policy.dtype}, attention {plan.policy.attention}"),
         *model_rows(plan),
         ("batch", plan.batch.equation),
@@ -53,11 +55,6 @@ def plan_text(plan: Plan) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
     return "\n".join([*lines, *memory_lines(plan), *(f"note: {text}" for text in plan.notes)])
-
-
-def _threads(plan: Plan) -> str:
-    count = plan.world.threads_per_rank
-    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def _layout(batch: BatchPlan, ranks: int) -> str:
