@@ -1,7 +1,7 @@
 """A low-rank adapter inside a causal language model, through peft: attached in place, switched off for the reference, merged for export.
 
 The layers of the model itself are wrapped, so whatever used the model goes on using it: the trainer's policy module and the engine that shares it
-both see the adapted model. Adapter weights are float32 whatever the base is.
+both see the adapted model. Adapter weights are float32 whatever the base is; `lora_products` rounds them where they are used.
 
 What it leaves out: gathering sharded weights (a caller lends a context in which they are whole), and the optimizer.
 """
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rftcli.errors import MachineError, UsageError
+from rftcli.models.lora_products import multiply_in
 
 TRAINED = "default"
 """peft's name of the adapter that is trained."""
@@ -92,6 +93,7 @@ def attach(
         state = peft.load_peft_weights(start_from, device="cpu")
         for name in wrapped.peft_config:
             peft.set_peft_model_state_dict(wrapped, state, adapter_name=name)
+    multiply_in(model, model.dtype)
     return Adapter(wrapped, model, has_copy=copy_for_reference)
 
 

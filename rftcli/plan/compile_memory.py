@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rftcli.plan import engine_memory, memory
-from rftcli.plan.compile_models import PACKING, REFERENCE_SHARE, checkpoints_by_size, trained_parameters, trains_in
+from rftcli.plan.compile_models import REFERENCE_SHARE, checkpoints_by_size, trained_parameters, trains_in
+from rftcli.plan.compile_pass import the_pass
 from rftcli.plan.compile_precision import keeping, stages_allowed
 from rftcli.plan.compile_rollout import batch_rows_of, filters_of, most_rows_of
 from rftcli.plan.compile_scorers import same_checkpoint, ways_of_scorers, weights_gib
-from rftcli.plan.compile_sharing import saved_positions
 from rftcli.plan.compile_vllm import choice as engine_choice
 from rftcli.plan.compile_vllm import on_the_ranks, wanted_engine
 from rftcli.plan.facts import Facts, ModelFacts
-from rftcli.plan.memory import GIB, Pass, Shape
+from rftcli.plan.memory import GIB, Shape
 from rftcli.plan.memory_ladder import BESIDE_LESS, FEWEST_TOKENS, MOST_TOKENS, Choice, Free, biggest, choose, ladder, told
 from rftcli.plan.plan import BatchPlan, LearnerPlan, ModelPlan, RolloutPlan, WorldPlan
 from rftcli.plan.plan_memory import STAGES, MemoryPlan, MemoryRow
@@ -206,17 +206,6 @@ def _critic_parameters(asked: Asked) -> int | None:
     return (asked.critic or asked.facts.model).parameters
 
 
-def the_pass(asked: Asked, choice: Choice) -> Pass:
-    """The largest micro-batch: rows as long as they can be."""
-    recipe, policy = asked.recipe, asked.policy
-    positions = min(max(choice.tokens, asked.longest), asked.rows * asked.longest - saved_positions(recipe, asked.rows))
-    layout = recipe.batch.layout
-    packed = layout == "packed" or (layout == "auto" and policy.attention in PACKING)
-    mask = 0 if policy.attention in PACKING and packed else positions if packed else asked.longest
-    fused, adapters = recipe.train.kernels == "liger", policy.lora is not None
-    return Pass(positions=positions, mask_width=mask, eager=policy.attention == "eager", adapters=adapters, fused=fused)
-
-
 def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Mapping[str, float]]) -> Parts:
     """What a rank holds: name -> stage -> bytes, with the engine's `sampling` parts."""
     recipe, policy, ranks, stage = asked.recipe, asked.policy, asked.world.ranks, choice.zero_stage
@@ -254,10 +243,7 @@ def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Map
 
 
 def _gradients(trained: int, dtype: str, of: dict[str, Any]) -> dict[str, float]:
-    whole = memory.gradients(trained, dtype, **of)
-    if not memory.sums_apart(dtype, of["stage"], of["keeping"]):
-        return {"learn": whole}
-    return _always(whole - memory.DTYPE_BYTES[dtype] * trained) | {"learn": whole}
+    return _always(memory.kept_gradients(trained, dtype, **of)) | {"learn": memory.gradients(trained, dtype, **of)}
 
 
 def trained_of(asked: Asked, shape: Shape) -> int:

@@ -125,6 +125,14 @@ def sums_apart(dtype: str, stage: int, keeping: Keeping = PLAIN) -> bool:
     return dtype == "bfloat16" and stage == 1 and keeping.gradients == "float32" and not keeping.offload_optimizer
 
 
+def kept_gradients(trained: int, dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
+    """Of `gradients`, what stays from one update to the next: the sums of stage 3, and those of `sums_apart`."""
+    if stage != 3 and not sums_apart(dtype, stage, keeping):
+        return 0.0
+    whole = gradients(trained, dtype, stage=stage, ranks=ranks, keeping=keeping)
+    return whole if stage == 3 else whole - DTYPE_BYTES[dtype] * trained
+
+
 def training_bytes(parameters: int, dtype: str, stage: int, ranks: int, keeping: Keeping = PLAIN, *, trained: int | None = None) -> float:
     """Weights, gradients and optimizer together. `trained`: the parameters that have gradients; None: all."""
     trained = parameters if trained is None else trained
@@ -203,7 +211,11 @@ class Pass:
     """Of the mask of every row, where one is needed: the longest row, or the whole pack; 0: none."""
     eager: bool = False
     adapters: bool = False
-    """Adapters in float32 are trained."""
+    """Only adapters are trained."""
+    widened: bool = False
+    """Adapted layers copy what goes in in float32: those of DoRA."""
+    dropout: int = 0
+    """Bytes of a number that dropout in front of adapters draws: 1 on a GPU, those of the type on a CPU; 0: there is none."""
     fused: bool = False
     """Norms and gated layers are computed by `train.kernels`."""
 
@@ -217,18 +229,21 @@ def layer_activations(shape: Shape, dtype: str, one: Pass) -> float:
 
     A mask is made anew for every layer, in the number type, and with one keys and values are repeated for all query heads. Eager attention keeps the
     softmax of every head, in float32 and in the number type. Below adapters nothing has gradients: what only a frozen weight's gradient would need is
-    not kept; adapters in float32 over bfloat16 keep a float32 copy of what goes into each linear layer. Fused kernels compute in registers what
-    stands here in float32 or between gate and product: of norms they keep input and output, of the MLP gate, up and product.
+    not kept. Dropout in front of adapters keeps what it leaves of the inputs of each linear layer, and what it drew. Adapted
+    layers that copy these inputs in float32 (over bfloat16) keep the copies, and not the inputs. Fused kernels compute in registers what stands here
+    in float32 or between gate and product: of norms they keep input and output, of the MLP gate, up and product.
     """
     number = DTYPE_BYTES[dtype]
     keys = shape.query_width if one.mask_width else shape.key_width
     half = number < 4
-    inputs, outputs = number if one.fused else 4, 0 if one.adapters and half else number
+    apart = one.dropout > 0 or (one.widened and half)  # the inputs of linear layers themselves are not kept
+    inputs, outputs = number if one.fused else 4, 0 if apart else number
     norms = 2 * (inputs + outputs + (0 if one.fused or one.adapters else number)) * shape.hidden
     attention = number * (2 * shape.query_width + 2 * keys + one.mask_width)
     scores = (4 + number if half else 4) * shape.heads * one.mask_width if one.eager else 0
-    mlp = (4 - one.fused - (one.adapters and half)) * number * shape.inner
-    copies = 4 * (5 * shape.hidden + shape.query_width + shape.inner) if one.adapters and half else 0
+    mlp = (4 - one.fused - apart) * number * shape.inner
+    of_inputs = (4 if one.widened and half else number * (one.dropout > 0)) + one.dropout
+    copies = of_inputs * (5 * shape.hidden + shape.query_width + shape.inner)
     return float(one.positions * (norms + attention + scores + mlp + copies))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -23,9 +23,16 @@ SHAPES = {
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+class Kept:
+    """A tensor that a graph holds."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
 def kept_bytes(
     shape: Shape, dtype: str, *, checkpointing: bool = False, padded: bool = True, attention: str = "sdpa", adapters: bool = False,
-    inputs: Inputs | None = None,
+    dropout: float = 0.0, inputs: Inputs | None = None,
 ) -> tuple[float, Pass]:  # fmt: skip
     """Storages that a forward pass keeps for its backward pass, without weights and the scores of the few tokens that are trained. `inputs`: a packed
     row instead of two rows."""
@@ -40,7 +47,7 @@ def kept_bytes(
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.zero_()
     if adapters:
-        attach(model, rank=4, alpha=8, dropout=0.0, targets="all-linear", save_also=(), options={}, start_from=None, base_name="m")
+        attach(model, rank=4, alpha=8, dropout=dropout, targets="all-linear", save_also=(), options={}, start_from=None, base_name="m")
     policy = CausalPolicy(model, gradient_checkpointing=checkpointing).train()
     own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     rows, length = 2, 64
@@ -48,23 +55,27 @@ def kept_bytes(
     mask = torch.ones(rows, length, dtype=torch.long)
     if padded:
         mask[0, -length // 3 :] = 0
-    found: dict[int, int] = {}
-    alive: list[Any] = []
+    graph: weakref.WeakSet[Kept] = weakref.WeakSet()
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)  # a freed storage's address would be given out again
-        return tensor
+    def keep(tensor: torch.Tensor) -> Kept:
+        kept = Kept(tensor)
+        graph.add(kept)
+        return kept
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    def found() -> float:
+        """Of what the graph holds when the pass is over."""
+        storages = [kept.tensor.untyped_storage() for kept in graph]
+        return float(sum({storage.data_ptr(): storage.nbytes() for storage in storages if storage.data_ptr() not in own}.values()))
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
         if inputs is not None:
-            policy(inputs.input_ids, inputs.position_ids, None, torch.arange(4), inputs.input_ids.flatten()[:4], 1.0)
-            return float(sum(found.values())), Pass(positions=inputs.input_ids.numel())
-        policy(ids, torch.arange(length).expand(rows, length), mask, torch.arange(4), ids.flatten()[:4], 1.0)
+            results = policy(inputs.input_ids, inputs.position_ids, None, torch.arange(4), inputs.input_ids.flatten()[:4], 1.0)
+            return found(), Pass(positions=inputs.input_ids.numel())
+        results = policy(ids, torch.arange(length).expand(rows, length), mask, torch.arange(4), ids.flatten()[:4], 1.0)
     mask_width = length if padded or attention == "eager" else 0
-    return float(sum(found.values())), Pass(positions=rows * length, mask_width=mask_width, eager=attention == "eager", adapters=adapters)
+    kinds = {"adapters": adapters, "dropout": 0 if dropout == 0 else DTYPES[dtype].itemsize}
+    assert results[0].requires_grad
+    return found(), Pass(positions=rows * length, mask_width=mask_width, eager=attention == "eager", **kinds)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -90,8 +101,9 @@ def test_activations_where_layers_are_computed_again(name: str, dtype: str) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_activations_below_an_adapter(dtype: str) -> None:
-    measured, one = kept_bytes(SHAPES["mid"], dtype, adapters=True)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_activations_below_an_adapter(dtype: str, dropout: float) -> None:
+    measured, one = kept_bytes(SHAPES["mid"], dtype, adapters=True, dropout=dropout)
     assert activations(SHAPES["mid"], dtype, one, checkpointing=False) == pytest.approx(measured, rel=WITHIN)
 
 

@@ -59,6 +59,13 @@ def test_what_an_adapter_trains_has_gradients_alone() -> None:
     assert training_bytes(1000, "float32", 0, 1, trained=10) == 4 * 1000 + (4 + 8) * 10
 
 
+def test_gradients_that_stay_between_updates() -> None:
+    of = {"ranks": 4}
+    assert memory.kept_gradients(1000, "bfloat16", stage=3, **of) == memory.gradients(1000, "bfloat16", stage=3, **of) == 1000
+    assert memory.kept_gradients(1000, "bfloat16", stage=1, **of) == 4000  # float32 sums, and not the gradients of a pass
+    assert memory.kept_gradients(1000, "bfloat16", stage=2, **of) == memory.kept_gradients(1000, "float32", stage=1, **of) == 0
+
+
 def test_the_other_terms_in_numbers() -> None:
     assert memory.buckets("float32", stage=0, ranks=2) == memory.buckets("bfloat16", stage=1, ranks=2) == 0
     assert memory.buckets("bfloat16", stage=2, ranks=2) == 2 * BUCKET_ELEMENTS == memory.buckets("bfloat16", stage=3, ranks=2) / 2
@@ -87,12 +94,17 @@ def test_activations_in_numbers() -> None:
     masked = norms + 2 * (2 * 6 + 2 * 6 + 5) + mlp
     assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, mask_width=5)) == 10 * masked
     assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, mask_width=5, eager=True)) == 10 * (masked + 6 * 3 * 5)
-    below = 2 * 4 * 4 + 2 * (2 * 6 + 2 * 2) + 3 * 2 * 10  # of an adapter: inputs of norms, attention, gate, its activation and up
-    assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, adapters=True)) == 10 * (below + 4 * (20 + 6 + 10))
+    adapter = 2 * (4 + 2) * 4 + 2 * (2 * 6 + 2 * 2) + mlp  # inputs and outputs of norms, attention, all of the MLP
+    assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, adapters=True)) == 10 * adapter
+    below = 2 * 4 * 4 + 2 * (2 * 6 + 2 * 2) + 3 * 2 * 10  # inputs of norms, attention, gate, its activation and up
+    assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, adapters=True, widened=True)) == 10 * (below + 4 * (20 + 6 + 10))
+    assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, adapters=True, dropout=1)) == 10 * (below + 3 * (20 + 6 + 10))
     fused = 2 * (2 + 2) * 4 + 2 * (2 * 6 + 2 * 2) + 3 * 2 * 10  # input and output of norms; gate, up and product
     assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, fused=True)) == 10 * fused
     below = 2 * 2 * 4 + 2 * (2 * 6 + 2 * 2) + 2 * 2 * 10
-    assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, fused=True, adapters=True)) == 10 * (below + 4 * (20 + 6 + 10))
+    one = Pass(positions=10, fused=True, adapters=True, widened=True)
+    assert memory.layer_activations(SMALL, "bfloat16", one) == 10 * (below + 4 * (20 + 6 + 10))
+    assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, fused=True, adapters=True)) == 10 * fused
     last = 10 * (4 + 4) * 4
     assert memory.activations(SMALL, "bfloat16", Pass(positions=10), checkpointing=False) == 3 * 10 * plain + last
     assert memory.activations(SMALL, "bfloat16", Pass(positions=10), checkpointing=True) == 10 * plain + 3 * 2 * 10 * 4 + last
