@@ -155,7 +155,8 @@ def table(name: str, found: dict[str, Any]) -> str:
         low, high = item["range"]
         times = f"{item['median'] / base:.2f}" if base else ""
         last = item["turns"][-1]
-        stages = ", ".join(f"{statistics.median(last['stages'][stage]):.2f}" for stage in ("rollout", "learn", "sync")) if "stages" in last else ""
+        by_stage, first = last.get("stages", {}), WORKLOADS[name].warm_up
+        stages = ", ".join(f"{statistics.median(by_stage[stage][first:]):.2f}" for stage in ("rollout", "learn", "sync") if stage in by_stage)
         share = f"{100 * last['mfu']:.1f}%" if last.get("mfu") else ""
         planned = f" ({last['planned_gib']:.1f})" if last.get("planned_gib") else ""
         peak = f"{last['peak_gib']:.1f}{planned}" if last.get("peak_gib") else ""

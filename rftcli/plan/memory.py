@@ -126,8 +126,9 @@ def sums_apart(dtype: str, stage: int, keeping: Keeping = PLAIN) -> bool:
 
 
 def kept_gradients(trained: int, dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
-    """Of `gradients`, what stays from one update to the next: the sums of stage 3, and those of `sums_apart`."""
-    if stage != 3 and not sums_apart(dtype, stage, keeping):
+    """Of `gradients`, what stays on the device from one update to the next: the sums of stage 3, unless the optimizer is offloaded and they with it,
+    and those of `sums_apart`."""
+    if keeping.offload_optimizer or (stage != 3 and not sums_apart(dtype, stage, keeping)):
         return 0.0
     whole = gradients(trained, dtype, stage=stage, ranks=ranks, keeping=keeping)
     return whole if stage == 3 else whole - DTYPE_BYTES[dtype] * trained

@@ -180,6 +180,26 @@ def test_every_model_has_its_row(compiled: Compiled, gpus: MachineFacts) -> None
     assert optimizer == pytest.approx(8 * 8 * 28 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944)) / 2**30)
 
 
+def test_what_zero_3_keeps_between_updates_is_in_every_stage(compiled: Compiled, gpus: MachineFacts) -> None:
+    def of(stage: int) -> dict[str, float]:
+        plan = compiled(f"train.deepspeed.zero_stage={stage}", machine=gpus, ranks=8, **SEVEN)
+        assert plan.memory is not None
+        return next(row.gib for row in plan.memory.rows if row.name == "gradients")
+
+    assert of(3) == pytest.approx(dict.fromkeys(STAGES, 4 * 7.6e9 / 8 / 2**30)) and set(of(2)) == {"learn"}
+
+
+def test_what_adapters_keep(compiled: Compiled, gpus: MachineFacts) -> None:
+    def activations(*sets: str) -> float:
+        fixed = ("batch.tokens_per_micro_batch=4096", "models.policy.gradient_checkpointing=false", "models.policy.dtype=bfloat16")
+        plan = compiled(*fixed, *sets, machine=gpus, ranks=1, **HALF)
+        assert plan.memory is not None
+        return next(row.gib["learn"] for row in plan.memory.rows if row.name == "activations")
+
+    plain, dropped, dora = (activations(f"models.policy.lora={{rank: 8{more}}}") for more in ("", ", dropout: 0.1", ", options: {use_dora: true}"))
+    assert activations() > plain and min(dropped, dora) > plain and dropped != dora
+
+
 def test_the_table(compiled: Compiled, gpus: MachineFacts) -> None:
     text = plan_text(compiled(machine=gpus, ranks=8, **HALF))
     assert "memory of a GPU, GiB (device 80.00, usable 73.60)" in text

@@ -64,6 +64,7 @@ def test_gradients_that_stay_between_updates() -> None:
     assert memory.kept_gradients(1000, "bfloat16", stage=3, **of) == memory.gradients(1000, "bfloat16", stage=3, **of) == 1000
     assert memory.kept_gradients(1000, "bfloat16", stage=1, **of) == 4000  # float32 sums, and not the gradients of a pass
     assert memory.kept_gradients(1000, "bfloat16", stage=2, **of) == memory.kept_gradients(1000, "float32", stage=1, **of) == 0
+    assert memory.kept_gradients(1000, "bfloat16", stage=3, keeping=Keeping(offload_optimizer=True), **of) == 0
 
 
 def test_the_other_terms_in_numbers() -> None:
