@@ -11,6 +11,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_SILENT", "true")
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as ranks are started: on some processors bits depend on threads and company without it
 
 
 def pytest_collection_finish() -> None:

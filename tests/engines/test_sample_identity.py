@@ -73,7 +73,7 @@ def test_order_company_and_ranks(kit, name, way):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_the_thread_count(kit, name):
-    """Matrix products of these widths do not depend on it; wider ones need the variable of the last test."""
+    """With the variable that ranks are started with, which these tests have too (`tests/conftest.py`)."""
     sampler = kit.make_sampler(models(kit)[name](), VOCAB)
     requests = requests_of(kit)[3:6]
     before, found = torch.get_num_threads(), []
