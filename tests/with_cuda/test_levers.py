@@ -9,12 +9,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rftcli.models import kernels
 from rftcli.models.attention import implementation
+from rftcli.models.lora_products import multiply_in
 from rftcli.models.policy import CausalPolicy
 from rftcli.plan.plan import BatchPlan, LossPlan
 from rftcli.runtime.world import SoloWorld
@@ -77,10 +79,10 @@ def experiences() -> list[Experience]:
 
 def update(
     dtype: torch.dtype, device: str, *, attention: str, layout: str, tokens: int, shares: bool = False, liger: bool = False,
-    policy: dict[str, Any] | None = None,
+    policy: dict[str, Any] | None = None, made: Any = None,
 ) -> Found:  # fmt: skip
-    """(loss, gradient by name in float64 on the CPU) of one update, summed over its micro-batches."""
-    made = model(attention, dtype, device)
+    """(loss, gradient by name in float64 on the CPU) of one update, summed over its micro-batches. `made`: another model than the usual one."""
+    made = model(attention, dtype, device) if made is None else made
     if liger:
         kernels.apply(made)
     plan = BatchPlan(
@@ -143,3 +145,30 @@ def test_a_chunked_head_changes_nothing(exact: Found, usual: dict[str, float], m
     away = differences(update(torch.bfloat16, "cuda", **PLAIN), exact)
     assert away["loss"] < FACTOR * usual["loss"] + ONE_NUMBER
     assert not {name: (away[name], usual[name]) for name in away if name != "loss" and away[name] > FACTOR * usual[name] + ROUNDING}
+
+
+def adapted(attention: str, dtype: torch.dtype, device: str, *, fast: bool) -> Any:
+    """The model with an adapter that does something. `fast`: its products are of the model's type, else of float32."""
+    wrapped: Any = peft.get_peft_model(
+        model(attention, dtype, device), peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "gate_proj", "down_proj"])
+    )
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name:
+            weights = 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.data = weights.to(device, torch.float64 if dtype == torch.float64 else torch.float32)
+    if fast:
+        assert multiply_in(wrapped, dtype) == 3 * 4
+    return wrapped
+
+
+@pytest.mark.parametrize("lever", [{}, LEVERS["varlen"]])
+def test_an_adapter_multiplied_in_bfloat16_is_as_near(lever: dict[str, Any]) -> None:
+    how = {**PLAIN, **lever}
+    truth = update(torch.float64, "cpu", **{**PLAIN, "layout": "packed"}, made=adapted("sdpa", torch.float64, "cpu", fast=False))
+    usual = differences(update(torch.bfloat16, "cuda", **PLAIN, made=adapted("sdpa", torch.bfloat16, "cuda", fast=False)), truth)
+    found = differences(update(torch.bfloat16, "cuda", **how, made=adapted(how["attention"], torch.bfloat16, "cuda", fast=True)), truth)
+    print(f"adapter: at most {max(found.values()):.1e} (in float32 {max(usual.values()):.1e})")
+    assert sum("lora_" in name for name in found) == 2 * 3 * 4
+    assert found["loss"] < FACTOR * usual["loss"] + ONE_NUMBER
+    assert not {name: (found[name], usual[name]) for name in found if name != "loss" and found[name] > FACTOR * usual[name] + ROUNDING}
