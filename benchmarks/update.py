@@ -5,9 +5,10 @@
     python -m benchmarks.update --shape 0.5b --prompts 16 --response 256 --cases zero1,offload1,zero2,offload2,zero3,offload3
 
 Weights are random, of the shape named. `--mean-response N` ends answers by chance, so that lengths vary as real ones do; without it all are equally
-long. Cases: padded rows with sdpa, packed rows with a mask (sdpa), packed rows with varlen attention, and the same with shared prompts; ZeRO stages, and
-the same with `train.offload.optimizer: cpu`. Beside seconds stand the peak of GPU memory and what was planned, and the least that the host had available
-against before (pinned memory is in no process's own size). `benchmarks.passes` splits the passes into forward and backward and names the kernels.
+long. Cases: padded rows with sdpa, packed rows with a mask (sdpa), packed rows with varlen attention, and the same with shared prompts; ZeRO stages,
+and the same with `train.offload.optimizer: cpu`. Beside seconds stand the peak of GPU memory, what was planned, and by how much the host's available
+memory fell below that at the start (pinned memory is in no process's own size). `benchmarks.passes` splits the passes into forward and backward and
+names the kernels.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ USUAL = "padded,masked,varlen,shared"
 
 
 @contextmanager
-def host_use() -> Iterator[list[float]]:
-    """[GiB by which the host's available memory fell at most], filled when it ends; other programs count too."""
+def host_use(before: float) -> Iterator[list[float]]:
+    """[GiB by which the host's available memory was below `before` at most], filled when it ends; other programs count too."""
     found: list[float] = []
-    seen: list[float] = [_available()]
+    seen: list[float] = []
     over = threading.Event()
 
     def look() -> None:
@@ -69,7 +70,7 @@ def host_use() -> Iterator[list[float]]:
     yield found
     over.set()
     looking.join()
-    found.append(round(seen[0] - min(seen), 2))
+    found.append(round(before - min(seen, default=before), 2))
 
 
 def _available() -> float:
@@ -93,7 +94,7 @@ def make_model(shape: str, folder: Path, longest: int) -> None:
         shutil.copy(builtin_path("quickstart") / name, folder)
 
 
-def run_case(options: argparse.Namespace, name: str, model: Path, folder: Path) -> dict[str, Any]:
+def run_case(options: argparse.Namespace, name: str, model: Path, folder: Path, before: float) -> dict[str, Any]:
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": "7" * options.prompt, "row": row}) + "\n" for row in range(options.prompts)))
     (folder / "by_key.py").write_text("def score(sample):\n    return float(sample % 2)\n")
@@ -119,7 +120,7 @@ def run_case(options: argparse.Namespace, name: str, model: Path, folder: Path) 
     )  # fmt: skip
     run_dir = folder / name
     command = [sys.executable, "-m", "rftcli", "train", str(recipe), "--run-dir", str(run_dir), "--quiet"]
-    with host_use() as host:
+    with host_use(before) as host:
         finished = subprocess.run(command + [word for item in sets for word in ("--set", item)], capture_output=True, text=True, check=False)
     result: dict[str, Any] = {"sets": [item for item in sets if len(item) < 200], "exit_code": finished.returncode}
     if finished.returncode:
@@ -160,19 +161,20 @@ def main() -> None:
     parser.add_argument("--set", dest="sets", action="append", default=[])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    results = {}
+    results: dict[str, Any] = {}
+    before = _available()  # once: what a run held is not always free yet when the next begins
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         make_model(options.shape, model, options.prompt + options.response + 8)
         for name in options.cases.split(","):
-            results[name] = found = run_case(options, name, model, Path(folder))
+            results[name] = found = run_case(options, name, model, Path(folder), before)
             if found["exit_code"]:
                 print(f"{name:<8} exit {found['exit_code']}: {found['error'].strip()[-600:]}", flush=True)
                 continue
             share = "" if found["update_mfu"] is None else f"  MFU {100 * found['update_mfu']:.1f}%"
             memory = "" if found["memory_gib"] is None else f"  {found['memory_gib']:.2f} GiB (planned {found['planned_gib']:.2f})"
-            print(f"{name:<8} learn {found['learn_seconds']:.3f} s  {found['tokens_per_second']:,.0f} tokens/s{share}{memory}  host {found['host_gib']:.2f}"
-                  f" GiB  loss {found['loss']:.6f}  grad {found['grad_norm']:.6f}", flush=True)  # fmt: skip
+            print(f"{name:<8} learn {found['learn_seconds']:.3f} s  {found['tokens_per_second']:,.0f} tokens/s{share}{memory}"
+                  f"  host {found['host_gib']:.2f} GiB  grad {found['grad_norm']:.6f}", flush=True)  # fmt: skip
     out = options.out or RESULTS / f"update-{options.shape}.json"
     shown = {key: value for key, value in vars(options).items() if key not in ("out",)}
     out.write_text(json.dumps({"machine": machine(), "options": shown, "results": results}, indent=2, default=str) + "\n")

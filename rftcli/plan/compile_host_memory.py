@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rftcli.plan import memory
-from rftcli.plan.compile_memory import Asked, trained_of
+from rftcli.plan import memory, memory_ladder
+from rftcli.plan.compile_memory import Asked, largest_of, trained_of
 from rftcli.plan.compile_models import trains_in
 from rftcli.plan.compile_precision import keeping
 from rftcli.plan.memory import GIB, Shape
@@ -52,6 +52,9 @@ def with_host(
         background = fits if wanted == "auto" else wanted
         text = f"{copies:.1f} GiB of copies beside {held:.1f} GiB in host memory, of {room:.0f} GiB"
         found = replace(table, host=(*host, copy) if background else host)
+        if held > room:
+            largest = ", ".join(memory_ladder.biggest({row.name: max(row.gib.values()) * GIB for row in host}))
+            notes.append(f"memory: expect to run out of the host's: {held:.1f} GiB of {room:.0f} GiB for {ranks:g} ranks, each with {largest}")
     if wanted == "auto":
         notes.append(f"checkpoint.background {str(background).lower()}: {text}")
     elif background and not fits:
@@ -99,7 +102,8 @@ def host_rows(asked: Asked, learner: LearnerPlan, rollout: RolloutPlan, shape: S
     whole = replace(held, offload_optimizer=False, offload_parameters=False)
     found = {"process": HOST_PROCESS_BYTES}
     if held.offload_optimizer:
-        found["optimizer"] = memory.optimizer(trained, dtype, keeping=whole, **of)
+        critic = 0 if recipe.models.critic is None else (asked.critic or asked.facts.model).parameters or 0
+        found |= memory.offloaded(trained + critic, largest_of(asked, shape), dtype, keeping=held, **of)
     if held.offload_parameters:
         found["weights"] = memory.weights(shape.parameters, dtype, keeping=whole, **of)
     if policy.ema is not None:

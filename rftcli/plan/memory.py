@@ -7,6 +7,7 @@ Leaves out the CUDA context, NCCL and fragmentation (`USABLE_SHARE`), and what i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ HEAD_COPIES = {"float32": 4, "bfloat16": 5}
 LIVE_PARAMETERS = 1_000_000_000
 """What DeepSpeed keeps gathered under stage 3 at most, and how soon it has to be used again to be kept (`stage3_max_live_parameters` and
 `stage3_max_reuse_distance`, deepspeed.ai/docs/config-json)."""
+SUB_GROUP = 1_000_000_000
+"""Parameters that DeepSpeed steps at once under stage 3 (`sub_group_size`)."""
 REDUCED_AT_ONCE = 500_000_000
 """Elements that DeepSpeed copies into one tensor to reduce it at stage 0."""
 
@@ -114,15 +117,22 @@ def optimizer(trained: int, dtype: str, *, stage: int, ranks: int, keeping: Keep
 
 def gradients(trained: int, dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
     """Summed over micro-batches: whole up to stage 1, this rank's part from stage 2 on. A policy in bfloat16 at stage 1 sums into float32 beside the
-    gradients of the pass itself."""
+    gradients of the pass itself. Of an offloaded optimizer sums lie beside it under stage 3, and at stage 2 if they are of the policy's type."""
+    if keeping.offload_optimizer and (stage == 3 or (stage == 2 and not widened(dtype, keeping))):
+        return 0.0
     number = DTYPE_BYTES["float32" if dtype == "float32" else keeping.gradients]
     of_the_pass = DTYPE_BYTES[dtype] if sums_apart(dtype, stage, keeping) else 0
     return (number / (ranks if stage >= 2 else 1) + of_the_pass) * trained
 
 
+def widened(dtype: str, keeping: Keeping = PLAIN) -> bool:
+    """Are gradients summed in a wider type than that which they are computed in?"""
+    return dtype == "bfloat16" and keeping.gradients == "float32"
+
+
 def sums_apart(dtype: str, stage: int, keeping: Keeping = PLAIN) -> bool:
     """DeepSpeed's optimizer of bfloat16 at stage 1 keeps its float32 sums of gradients from one update to the next."""
-    return dtype == "bfloat16" and stage == 1 and keeping.gradients == "float32" and not keeping.offload_optimizer
+    return stage == 1 and widened(dtype, keeping) and not keeping.offload_optimizer
 
 
 def kept_gradients(trained: int, dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
@@ -142,20 +152,30 @@ def training_bytes(parameters: int, dtype: str, stage: int, ranks: int, keeping:
 
 
 def buckets(dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
-    """Of the reductions in a backward pass: one of BUCKET_ELEMENTS, in the type of the gradients up to stage 2, of their sums under stage 3."""
+    """Of the reductions in a backward pass: one of BUCKET_ELEMENTS, in the type of the gradients up to stage 2, of their sums under stage 3, and at
+    stage 1 with an offloaded optimizer, which reduces sums."""
     if stage == 0 or sums_apart(dtype, stage, keeping):
         return 0.0
-    kind = dtype if stage <= 2 else "float32" if dtype == "float32" else keeping.gradients
-    return float(DTYPE_BYTES[kind] * BUCKET_ELEMENTS)
+    of_sums = stage == 3 or (stage == 1 and widened(dtype, keeping))
+    return float(DTYPE_BYTES["float32" if dtype == "float32" else keeping.gradients if of_sums else dtype] * BUCKET_ELEMENTS)
+
+
+def on_the_way(largest: int, dtype: str, *, stage: int, keeping: Keeping = PLAIN) -> float:
+    """What DeepSpeed keeps at stages 1 and 2 to bring gradients to an offloaded optimizer: room for the largest parameter, on either side."""
+    return float(DTYPE_BYTES[dtype] * largest) if keeping.offload_optimizer and stage in (1, 2) else 0.0
 
 
 def update_copies(trained: int, dtype: str, *, stage: int, ranks: int, keeping: Keeping = PLAIN) -> float:
-    """Beyond the state while the optimizer steps, when activations are gone: the gradients of stages 1 and 2 once more, flat; at stage 0 what is
-    reduced at once."""
+    """Beyond the state when activations are gone, while the optimizer steps: the gradients of stages 1 and 2 once more, flat; at stage 0 what is
+    reduced at once. An offloaded optimizer gets those of stage 1 from a flat copy too, if they are summed in a wider type; at stage 2 the last pass
+    keeps its gradients to its end."""
     if stage == 0:
         return 4.0 * min(trained, REDUCED_AT_ONCE) if ranks > 1 else 0.0
-    if stage == 3 or keeping.offload_optimizer or sums_apart(dtype, stage, keeping):
+    if stage == 3 or sums_apart(dtype, stage, keeping):
         return 0.0
+    if keeping.offload_optimizer:
+        number = DTYPE_BYTES[dtype] if stage == 2 else DTYPE_BYTES["float32"] if widened(dtype, keeping) else 0
+        return float(number) * trained / ranks
     return 4.0 * trained / ranks
 
 
@@ -270,6 +290,30 @@ def head_scores(shape: Shape, dtype: str, *, positions: int) -> float:
 
 
 # The host.
+
+
+def pinned(size: float) -> float:
+    """torch rounds pinned memory up to a power of two (ATen/core/CachingHostAllocator.h)."""
+    return float(2 ** math.ceil(math.log2(size))) if size > 0 else 0.0
+
+
+def offloaded(trained: int, largest: int, dtype: str, *, stage: int, ranks: int, keeping: Keeping) -> dict[str, float]:
+    """Of one rank's offloaded optimizer in the host's memory, by name. Moments lie there as they are, and so do master weights under stage 3; before
+    it they are pinned. Pinned are the gradients that the optimizer takes, under stage 3 in pieces of SUB_GROUP, and beside them: under stage 3 the
+    sums of gradients; before it the new weights on their way, room for the largest parameter, and the sums that are of the policy's type."""
+    number = DTYPE_BYTES["float32" if dtype == "float32" else keeping.master]
+    own = trained / ranks
+    if stage == 3:
+        pieces = max(1, math.ceil(own / SUB_GROUP))
+        sums = DTYPE_BYTES["float32" if dtype == "float32" else keeping.gradients]
+        return {"optimizer": 3 * number * own, "gradients": pieces * pinned(number * own / pieces) + pinned(sums * own)}
+    sums = 0 if widened(dtype, keeping) else DTYPE_BYTES[dtype]
+    way = pinned(DTYPE_BYTES[dtype] * own) + pinned(on_the_way(largest, dtype, stage=stage, keeping=keeping))
+    return {
+        "optimizer": 2 * number * own + pinned(number * own),
+        "gradients": pinned(number * own) + sums * own,
+        "weights on the way": way,
+    }
 
 
 def device_bytes(machine: MachineFacts, world: WorldPlan) -> float:

@@ -88,5 +88,16 @@ def test_what_waits_lies_on_the_host(compiled: Compiled, gpus: MachineFacts) -> 
     sets = ("algorithm.kl.coefficient=0.1", "models.reference.offload=true", "models.policy.ema={}", "train.offload.optimizer=cpu")
     plan = compiled(*sets, machine=replace(gpus, memory_gib=4000.0), ranks=8, **SEVEN)
     assert plan.memory is not None
-    assert {row.name for row in plan.memory.host} == {"process", "reference", "running mean", "optimizer", COPY}
+    assert {row.name for row in plan.memory.host} == {"process", "reference", "running mean", "optimizer", "gradients", "weights on the way", COPY}
     assert "optimizer" not in {row.name for row in plan.memory.rows}
+
+
+def test_a_host_that_is_too_small_is_told_with_what_fills_it(compiled: Compiled, gpus: MachineFacts) -> None:
+    off = ("train.offload.optimizer=cpu", "train.deepspeed.zero_stage=2")
+    small = compiled(*off, machine=replace(gpus, memory_gib=128.0), ranks=8, **SEVEN)
+    (note,) = [note for note in small.notes if "run out of the host's" in note]
+    assert small.memory is not None
+    held = 8 * sum(max(row.gib.values()) for row in small.memory.host if row.name != COPY)
+    assert f"{held:.1f} GiB of {HOST_SHARE * 128:.0f} GiB for 8 ranks, each with optimizer" in note and not small.checkpoint.background
+    for plan in (compiled(*off, machine=replace(gpus, memory_gib=held / HOST_SHARE + 1), ranks=8, **SEVEN), compiled(machine=gpus, ranks=8, **SEVEN)):
+        assert not any("run out of the host's" in note for note in plan.notes)

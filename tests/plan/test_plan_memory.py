@@ -48,7 +48,12 @@ def test_a_higher_stage_never_needs_more_where_there_is_someone_to_share_with(pa
         (Keeping(master="bfloat16", gradients="bfloat16"), "bfloat16", 1, 2 + 2 + 6 / 4),
         (Keeping(gradients="bfloat16"), "bfloat16", 2, 2 + 2 / 4 + 12 / 4),
         (Keeping(offload_optimizer=True), "bfloat16", 2, 2 + 4 / 4),
-        (Keeping(offload_optimizer=True, offload_parameters=True), "bfloat16", 3, 4 / 4),
+        (Keeping(offload_optimizer=True), "bfloat16", 1, 2 + 4),
+        (Keeping(offload_optimizer=True), "float32", 1, 4 + 4),
+        (Keeping(offload_optimizer=True), "float32", 2, 4),
+        (Keeping(offload_optimizer=True, gradients="bfloat16"), "bfloat16", 2, 2),
+        (Keeping(offload_optimizer=True), "bfloat16", 3, 2 / 4),
+        (Keeping(offload_optimizer=True, offload_parameters=True), "bfloat16", 3, 0),
     ],
 )
 def test_what_else_decides(keeping: Keeping, dtype: str, stage: int, per_parameter: float) -> None:
@@ -86,6 +91,24 @@ def test_the_other_terms_in_numbers() -> None:
     assert memory.head(SMALL, "float32", positions=5) == 4 * 4 * 5 * 7 + 4 * 7 * 4
     big = Shape(parameters=1, layers=1, hidden=1, inner=1, query_width=1, key_width=1, vocabulary=150_000)
     assert memory.head(big, "bfloat16", positions=16384) == 5 * 256 * 2**20 + 2 * 150_000
+
+
+def test_what_an_offloaded_optimizer_takes_in_numbers() -> None:
+    off = Keeping(offload_optimizer=True)
+    assert [memory.on_the_way(1000, "bfloat16", stage=stage, keeping=off) for stage in (1, 2, 3)] == [2000, 2000, 0]
+    assert memory.on_the_way(1000, "bfloat16", stage=2) == 0
+    assert memory.buckets("bfloat16", stage=1, ranks=2, keeping=off) == 2 * memory.buckets("bfloat16", stage=2, ranks=2, keeping=off) > 0
+    copies = [memory.update_copies(1000, dtype, stage=stage, ranks=4, keeping=off) for dtype in ("bfloat16", "float32") for stage in (1, 2, 3)]
+    assert copies == [1000, 500, 0, 0, 1000, 0]
+    assert [memory.pinned(size) for size in (0, 1, 1000, 1024, 1025)] == [0, 1, 1024, 1024, 2048]
+    of: dict[str, Any] = {"ranks": 4, "keeping": off}
+    assert memory.offloaded(4096, 512, "bfloat16", stage=2, **of) == {
+        "optimizer": 3 * 4096, "gradients": 4096, "weights on the way": 2048 + 1024,
+    }  # fmt: skip
+    assert memory.offloaded(4096, 512, "float32", stage=1, **of)["gradients"] == 2 * 4096
+    assert memory.offloaded(4096, 512, "bfloat16", stage=3, **of) == {"optimizer": 3 * 4096, "gradients": 2 * 4096}
+    three = 12 * 10**9  # of one rank: three pieces, each rounded up
+    assert memory.offloaded(three, 1, "bfloat16", stage=3, **of)["gradients"] == 3 * 2**32 + 2**34
 
 
 def test_activations_in_numbers() -> None:
@@ -172,3 +195,38 @@ def test_measured_a_tiny_model_at_every_stage(run: str, dtype: str, stage: int) 
     """A million parameters: what is there is the buckets and the activations of 128 rows of 36 positions."""
     measured = result("runs-2xH200.json", "results", run, "memory_gib")
     assert learning(QUICKSTART, dtype, stage, 2, Pass(positions=128 * 36, mask_width=36)) == pytest.approx(measured, rel=WITHIN)
+
+
+THREE = Shape(parameters=3_085_938_688, layers=36, hidden=2048, inner=11008, query_width=2048, key_width=256, vocabulary=151936, heads=16)
+OFF = Keeping(offload_optimizer=True)
+
+
+def idle(shape: Shape, stage: int, keeping: Keeping) -> float:
+    """GiB on a GPU between updates, without an engine."""
+    of: dict[str, Any] = {"stage": stage, "keeping": keeping}
+    dtype, all_of = "bfloat16", {"ranks": 1, **of}
+    held = memory.weights(shape.parameters, dtype, **all_of) + memory.optimizer(shape.parameters, dtype, **all_of)
+    held += memory.kept_gradients(shape.parameters, dtype, **all_of) + memory.on_the_way(shape.vocabulary * shape.hidden, dtype, **of)
+    return (held + memory.PROCESS_BYTES["cuda"] + (memory.buckets(dtype, **all_of) if stage == 3 else 0)) / GIB
+
+
+@pytest.mark.parametrize(("name", "shape", "stages"), [("0.5b", HALF, (1, 2, 3)), ("3b", THREE, (2, 3))])
+def test_measured_an_offloaded_optimizer(name: str, shape: Shape, stages: tuple[int, ...]) -> None:
+    file = f"update-offload-{name}-1xH200.json"
+    for stage in stages:
+        found = result(file, "results", f"offload{stage}", "by_stage_gib", "measured", "credit")
+        assert idle(shape, stage, OFF) == pytest.approx(found, rel=0.01)
+        if name != "0.5b":
+            continue
+        assert idle(shape, stage, Keeping()) == pytest.approx(result(file, "results", f"zero{stage}", "by_stage_gib", "measured", "credit"), rel=0.01)
+        saved = result(file, "results", f"zero{stage}", "memory_gib") - result(file, "results", f"offload{stage}", "memory_gib")
+        of: dict[str, Any] = {"stage": stage, "ranks": 1}
+        kept, moved = (
+            training_bytes(shape.parameters, "bfloat16", stage, 1, keeping) + memory.buckets("bfloat16", keeping=keeping, **of)
+            for keeping in (Keeping(), OFF)
+        )
+        moved += memory.on_the_way(shape.vocabulary * shape.hidden, "bfloat16", stage=stage, keeping=OFF)
+        assert (kept - moved) / GIB == pytest.approx(saved, rel=0.01)
+        host = sum(memory.offloaded(shape.parameters, shape.vocabulary * shape.hidden, "bfloat16", keeping=OFF, **of).values()) / GIB
+        more = result(file, "results", f"offload{stage}", "host_gib") - result(file, "results", f"zero{stage}", "host_gib")
+        assert host == pytest.approx(more, rel=WITHIN)
