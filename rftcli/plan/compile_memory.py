@@ -234,7 +234,7 @@ def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Map
         found["running mean"] = _always(memory.running_mean(trained, ranks=ranks))
     found |= _frozen(asked, choice)
     found |= {name: dict(by) for name, by in sampling.items()}
-    kept = memory.activations(shape, policy.dtype, one, checkpointing=choice.checkpointing)
+    kept = memory.activations(shape, policy.dtype, one, checkpointing=choice.checkpointing) + memory.summing(shape, one)
     head = memory.head(shape, policy.dtype, positions=one.positions)
     found["activations"] = {"learn": kept, "credit": memory.passing(shape, policy.dtype, positions=one.positions)}
     found["logits"] = {"learn": head, "credit": memory.head_scores(shape, policy.dtype, positions=one.positions)} | found.pop("logits", {})

@@ -30,6 +30,7 @@ def the_pass(asked: Asked, choice: Choice) -> Pass:
         eager=policy.attention == "eager",
         adapters=lora is not None,
         widened=lora is not None and any(lora.options.get(name) for name in WIDENING),
+        scaled=lora is not None and bool(lora.options.get("use_dora")),
         dropout=number if lora is not None and lora.dropout > 0 else 0,
         fused=recipe.train.kernels == "liger",
     )

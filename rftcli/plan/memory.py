@@ -234,7 +234,9 @@ class Pass:
     adapters: bool = False
     """Only adapters are trained."""
     widened: bool = False
-    """Adapted layers copy what goes in in float32: those of DoRA."""
+    """Adapted layers copy what goes in in float32."""
+    scaled: bool = False
+    """They scale what they and their adapters give, row by row of the matrix: those of DoRA."""
     dropout: int = 0
     """Bytes of a number that dropout in front of adapters draws: 1 on a GPU, those of the type on a CPU; 0: there is none."""
     fused: bool = False
@@ -250,9 +252,10 @@ def layer_activations(shape: Shape, dtype: str, one: Pass) -> float:
 
     A mask is made anew for every layer, in the number type, and with one keys and values are repeated for all query heads. Eager attention keeps the
     softmax of every head, in float32 and in the number type. Below adapters nothing has gradients: what only a frozen weight's gradient would need is
-    not kept. Dropout in front of adapters keeps what it leaves of the inputs of each linear layer, and what it drew. Adapted
-    layers that copy these inputs in float32 (over bfloat16) keep the copies, and not the inputs. Fused kernels compute in registers what stands here
-    in float32 or between gate and product: of norms they keep input and output, of the MLP gate, up and product.
+    not kept. Dropout in front of adapters keeps what it leaves of the inputs of each linear layer, and what it drew. Adapted layers that copy these
+    inputs in float32 (over bfloat16) keep the copies, and not the inputs; those of DoRA keep what the layer gave, and in float32 what the adapter
+    gave; with dropout they multiply in float32, and keep the layer's matrix in it. Fused kernels compute in registers what stands here in float32 or
+    between gate and product: of norms they keep input and output, of the MLP gate, up and product.
     """
     number = DTYPE_BYTES[dtype]
     keys = shape.query_width if one.mask_width else shape.key_width
@@ -265,7 +268,10 @@ def layer_activations(shape: Shape, dtype: str, one: Pass) -> float:
     mlp = (4 - one.fused - apart) * number * shape.inner
     of_inputs = (4 if one.widened and half else number * (one.dropout > 0)) + one.dropout
     copies = of_inputs * (5 * shape.hidden + shape.query_width + shape.inner)
-    return float(one.positions * (norms + attention + scores + mlp + copies))
+    wide = one.scaled and half and one.dropout > 0
+    given = ((4 if wide else number) + 4) * one.scaled * (shape.query_width + 2 * shape.key_width + 2 * shape.hidden + 2 * shape.inner)
+    matrices = 4 * wide * shape.hidden * (2 * shape.query_width + 2 * shape.key_width + 3 * shape.inner)
+    return float(one.positions * (norms + attention + scores + mlp + copies + given) + matrices)
 
 
 def activations(shape: Shape, dtype: str, one: Pass, *, checkpointing: bool) -> float:
@@ -276,6 +282,11 @@ def activations(shape: Shape, dtype: str, one: Pass, *, checkpointing: bool) -> 
     if not checkpointing:
         return layer * shape.layers + last
     return layer + float(DTYPE_BYTES[dtype] * one.positions * shape.hidden * shape.layers) + last
+
+
+def summing(shape: Shape, one: Pass) -> float:
+    """While a layer of DoRA sums up its matrix for the norm: its product with a diagonal of ones, in float32, and the sum."""
+    return float(4 * one.scaled * (shape.inner**2 + 2 * shape.inner * shape.hidden))
 
 
 def head(shape: Shape, dtype: str, *, positions: int) -> float:

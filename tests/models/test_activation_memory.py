@@ -32,7 +32,7 @@ class Kept:
 
 def kept_bytes(
     shape: Shape, dtype: str, *, checkpointing: bool = False, padded: bool = True, attention: str = "sdpa", adapters: bool = False,
-    dropout: float = 0.0, inputs: Inputs | None = None,
+    dropout: float = 0.0, dora: bool = False, inputs: Inputs | None = None,
 ) -> tuple[float, Pass]:  # fmt: skip
     """Storages that a forward pass keeps for its backward pass, without weights and the scores of the few tokens that are trained. `inputs`: a packed
     row instead of two rows."""
@@ -47,7 +47,8 @@ def kept_bytes(
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.zero_()
     if adapters:
-        attach(model, rank=4, alpha=8, dropout=dropout, targets="all-linear", save_also=(), options={}, start_from=None, base_name="m")
+        options = {"use_dora": dora}
+        attach(model, rank=4, alpha=8, dropout=dropout, targets="all-linear", save_also=(), options=options, start_from=None, base_name="m")
     policy = CausalPolicy(model, gradient_checkpointing=checkpointing).train()
     own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     rows, length = 2, 64
@@ -73,7 +74,7 @@ def kept_bytes(
             return found(), Pass(positions=inputs.input_ids.numel())
         results = policy(ids, torch.arange(length).expand(rows, length), mask, torch.arange(4), ids.flatten()[:4], 1.0)
     mask_width = length if padded or attention == "eager" else 0
-    kinds = {"adapters": adapters, "dropout": 0 if dropout == 0 else DTYPES[dtype].itemsize}
+    kinds = {"adapters": adapters, "dropout": 0 if dropout == 0 else DTYPES[dtype].itemsize, "widened": dora, "scaled": dora}
     assert results[0].requires_grad
     return found(), Pass(positions=rows * length, mask_width=mask_width, eager=attention == "eager", **kinds)
 
@@ -101,9 +102,9 @@ def test_activations_where_layers_are_computed_again(name: str, dtype: str) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_activations_below_an_adapter(dtype: str, dropout: float) -> None:
-    measured, one = kept_bytes(SHAPES["mid"], dtype, adapters=True, dropout=dropout)
+@pytest.mark.parametrize(("dropout", "dora"), [(0.0, False), (0.1, False), (0.0, True), (0.1, True)])
+def test_activations_below_an_adapter(dtype: str, dropout: float, dora: bool) -> None:
+    measured, one = kept_bytes(SHAPES["mid"], dtype, adapters=True, dropout=dropout, dora=dora)
     assert activations(SHAPES["mid"], dtype, one, checkpointing=False) == pytest.approx(measured, rel=WITHIN)
 
 

@@ -129,6 +129,14 @@ def test_activations_in_numbers() -> None:
     one = Pass(positions=10, fused=True, adapters=True, widened=True)
     assert memory.layer_activations(SMALL, "bfloat16", one) == 10 * (below + 4 * (20 + 6 + 10))
     assert memory.layer_activations(SMALL, "bfloat16", Pass(positions=10, fused=True, adapters=True)) == 10 * fused
+    below = 2 * 4 * 4 + 2 * (2 * 6 + 2 * 2) + 3 * 2 * 10
+    dora = Pass(positions=10, adapters=True, widened=True, scaled=True)
+    given = 6 + 2 * 2 + 2 * 4 + 2 * 10  # what queries, keys, values, output and the MLP's three give
+    assert memory.layer_activations(SMALL, "bfloat16", dora) == 10 * (below + 4 * (20 + 6 + 10) + (2 + 4) * given)
+    matrices = 4 * (2 * 6 + 2 * 2 + 3 * 10)
+    dropped = memory.layer_activations(SMALL, "bfloat16", replace(dora, dropout=1))
+    assert dropped == 10 * (below + (4 + 1) * (20 + 6 + 10) + (4 + 4) * given) + 4 * matrices
+    assert memory.summing(SMALL, dora) == 4 * (10 * 10 + 2 * 10 * 4) and memory.summing(SMALL, Pass(positions=10)) == 0
     last = 10 * (4 + 4) * 4
     assert memory.activations(SMALL, "bfloat16", Pass(positions=10), checkpointing=False) == 3 * 10 * plain + last
     assert memory.activations(SMALL, "bfloat16", Pass(positions=10), checkpointing=True) == 10 * plain + 3 * 2 * 10 * 4 + last
