@@ -51,6 +51,21 @@ def check_references(
                 rule.close()
 
 
+def written_form(row: Row, part: PartSpec) -> str | None:
+    """The first way of writing the row's reference that the rule gives full marks; None: there is none, or it is not looked at here."""
+    if part.kind != "rule" or part.target not in WRITTEN or row.reference is None or _is_tests(part):
+        return None
+    rule = open_rule(part.target)
+    try:
+        answers = (answer for text in references(row.reference) for answer in WRITTEN[part.target](text, part.options))
+        return next((answer for answer in answers if (rule(_input(row, answer), **part.options) or 0.0) >= FULL_MARKS), None)
+    except Exception:  # what a rule cannot read is told with its score
+        return None
+    finally:
+        if isinstance(rule, HeavyRule):
+            rule.close()
+
+
 def _check_reading(name: str, rows: Sequence[Row], rewards: Mapping[str, Sequence[PartSpec]]) -> Iterator[ReferenceFinding]:
     """Rows whose reference or columns a rule cannot read. Rows without a reference that need one are told of elsewhere, all of them."""
     counts: dict[str, int] = {}

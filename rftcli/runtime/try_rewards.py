@@ -44,6 +44,7 @@ from rftcli.runtime.completion_lines import Line, check_label, read_lines
 from rftcli.runtime.judge_servers import Starter, started, told_of
 from rftcli.runtime.judges import Judges
 from rftcli.runtime.recipe_checks import recipe_file
+from rftcli.runtime.references import FULL_MARKS, written_form
 from rftcli.runtime.scorer_checks import scorer_facts
 from rftcli.runtime.try_report import OneTried, Tried
 from rftcli.stages.shape import penalised, scaled
@@ -89,6 +90,7 @@ def try_rewards(
             desk.fill({spec.name: judges.asked(spec, 1) if spec in asked else NotLoaded(spec.name) for spec in specs})
         samples = sorted(table.score(iter(found)), key=_order(found))
     shaping, notes = _shaping(loaded)
+    notes += [] if completions is not None else _forms(rows, samples, plan.labels)
     tried = []
     for sample, place, before in zip(samples, places, recorded, strict=True):
         entry = _entry(sample, plan.labels)
@@ -98,6 +100,21 @@ def try_rewards(
         before = float(before) if isinstance(before, (int, float)) else None
         tried.append(OneTried(sample=sample, place=place, recorded=before, left_out=absent, asked=asked))
     return Tried(what=what, completions=tuple(tried), shaped=shaping.active, notes=tuple(notes))
+
+
+def _forms(rows: Sequence[Row], samples: Sequence[ScoredSample], labels: Mapping[str, Sequence[PartSpec]]) -> list[str]:
+    """Where a rule gives a reference full marks only in a form that a model has to learn: the form."""
+    notes: dict[str, str] = {}
+    for row, sample in zip(rows, samples, strict=True):
+        entry = _entry(sample, labels)
+        for part, scored in zip(labels[entry], sample.parts, strict=True):
+            if part.name in notes or scored.error or scored.value is None or scored.value >= FULL_MARKS:
+                continue
+            form = written_form(row, part)
+            if form is not None and form.strip() != sample.completion.text.strip():
+                scores = f"a reference as it stands scores {scored.value:g}, and written as {form!r} it has full marks"
+                notes[part.name] = f"{part.name}: {scores} ({row.place}); completions are tried with --completions"
+    return list(notes.values())
 
 
 def _is_model(spec: ScorerSpec) -> bool:

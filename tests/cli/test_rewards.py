@@ -75,6 +75,19 @@ def test_the_rows_own_references(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 completions" in capsys.readouterr().out
 
 
+def test_a_form_that_references_lack_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Zeros that only mean that nobody wrote the answer as the rule reads it."""
+    Path("r.yaml").write_text(RECIPE.replace("{rule: math_answer}", "{rule: exact, name: answer, options: {after: '####'}}"))
+    _, found = tried(capsys, "--rows", "1")
+    (note,) = found["notes"]
+    assert note.startswith("answer: a reference as it stands scores 0, and written as '####2' it has full marks (") and "--completions" in note
+    assert rft("--rows", "1") == EXIT_OK and note in capsys.readouterr().out
+    write({"prompt": "1+1=", "completion": "3", "reference": "2"})
+    assert tried(capsys, "--completions", "c.jsonl")[1]["notes"] == []
+    Path("r.yaml").write_text(RECIPE)
+    assert tried(capsys, "--rows", "1")[1]["notes"] == []
+
+
 def test_recorded_completions_get_what_they_lack_from_their_rows(capsys: pytest.CaptureFixture[str]) -> None:
     write(
         {"completion": "hm</think>2<e>", "special_end": "<e>", "prompt_id": "train:0", "draw": 4, "sample": 1, "tokens": 7, "reward": 1.1},
