@@ -39,7 +39,7 @@ def recipe(workload: Workload, model: Path, prompts: Path) -> dict[str, Any]:
         "data": {"train": {"path": str(prompts), "as_chat": False}, "shuffle": False},
         "rollout": {
             "engine": workload.engine, "samples_per_prompt": workload.samples, "max_prompt_tokens": workload.prompt_tokens,
-            "max_new_tokens": workload.new_tokens, "ignore_eos": not workload.ends_early,
+            "max_new_tokens": workload.new_tokens, "ignore_eos": not (workload.ends_early or workload.mean_tokens), "stop_token_ids": workload.ends,
         },
         "rewards": {"default": [{"python": "benchmarks.workloads:even_share", "name": "even"}, *({"model": name} for name in scorers)]},
         "algorithm": {"advantage": {"kind": "grpo"}},
@@ -174,6 +174,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results; sides measured there before on the same machine are kept")
     parser.add_argument("--materials", type=Path, help="folder that keeps model and prompts for the next call with a workload of the same shape")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     told = machine()
     card = re.sub(r"\W+", "-", told["card"] or "cpu").strip("-")
     for name in options.workloads:

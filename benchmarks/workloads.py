@@ -42,11 +42,13 @@ class Workload:
     lr: float = 1e-6
     sets: tuple[str, ...] = ()
     scorer: bool = False
+    mean_tokens: int = 0
+    """Of answers that end by chance; 0: all are as long as they can be."""
 
     @property
     def for_all(self) -> bool:
         """Whether the other sides can do the same."""
-        return self.rows_at_once > 0 and not self.sets and not self.scorer
+        return self.rows_at_once > 0 and not self.sets and not self.scorer and not self.mean_tokens
 
     @property
     def rows_at_once(self) -> int:
@@ -57,6 +59,11 @@ class Workload:
     def ends_early(self) -> bool:
         """Whether answers end by themselves."""
         return self.shape is None
+
+    @property
+    def ends(self) -> list[int]:
+        """Ids that end an answer: of random weights every word is as likely as the next."""
+        return list(range(FIRST_WORD, FIRST_WORD + SHAPES[self.shape]["vocab_size"] // self.mean_tokens)) if self.shape and self.mean_tokens else []
 
     @property
     def rows(self) -> int:
@@ -104,12 +111,20 @@ WORKLOADS: dict[str, Workload] = {
         micro_batch=32, sets=("algorithm.advantage.kind=gae", "models.critic={}"),
     ),
     "c2": Workload(what="small, CPU", shape="small", prompts=8, samples=4, prompt_tokens=32, new_tokens=64, warm_up=2, steps=6, micro_batch=32),
+    "c2-vary": Workload(
+        what="small, CPU, answers end by chance", shape="small", prompts=8, samples=4, prompt_tokens=32, new_tokens=64, warm_up=2, steps=6,
+        micro_batch=32, mean_tokens=32,
+    ),
     "c3": Workload(what="SmolLM2's shape, CPU", shape="smollm2", prompts=2, samples=4, prompt_tokens=32, new_tokens=32, steps=3, micro_batch=8),
     "c3-bf16": Workload(
         what="SmolLM2's shape, CPU, bfloat16", shape="smollm2", prompts=2, samples=4, prompt_tokens=32, new_tokens=32, steps=3, micro_batch=8,
         dtype="bfloat16",
     ),
     "cmp-0.5b": Workload(what="Qwen2.5-0.5B's shape", shape="qwen2.5-0.5b", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
+    "vary-0.5b": Workload(
+        what="Qwen2.5-0.5B's shape, answers end by chance", shape="qwen2.5-0.5b", prompts=32, samples=8, prompt_tokens=128, new_tokens=512,
+        mean_tokens=256, **GPU,
+    ),
     "cmp-1.5b": Workload(what="Qwen2.5-1.5B's shape", shape="qwen2.5-1.5b", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
     "cmp-smollm2": Workload(what="SmolLM2's shape", shape="smollm2", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),
     "real": Workload(what="a model's own weights, real ends", prompts=32, samples=8, prompt_tokens=128, new_tokens=512, **GPU),

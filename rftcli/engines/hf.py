@@ -5,7 +5,7 @@ over ranks (float32 on a CPU, dense models, equal `batch_rows` and thread count)
 
 - On a CPU in float32 the linear layers compute in a way that gives a row the same bits whatever the number of rows is (`linears`). Where a model
   has no other matrices, and a trial shows the same bits in passes of few and of many rows, a pass has as many rows as are there, in eights, and
-  prompts are prefilled together.
+  prompts are prefilled together; finished rows leave it as it goes on.
 - Elsewhere a matrix product gives a row other last bits when the matrix has another number of rows. Every decode pass then has a number of rows that
   follows from the settings and the prompt's width; places left over, and rows that are finished, go on as dummies. Prompts are prefilled in passes of
   a fixed number of rows.
@@ -69,6 +69,8 @@ PREFILL_ROWS_CPU = 1
 """On a CPU one prompt fills the machine, and a dummy would cost as much as a prompt."""
 PREFILL_ROWS_ACCELERATOR = 4
 """Elsewhere a pass is bound by launches, and dummies are nearly free."""
+WORTH_LEAVING_OUT = 0.75
+"""Places that a batch may go on with, of those that it has, for its cache to be copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,15 +243,16 @@ class HFSampler:
         waiting = deque(rows)
         ready: dict[tuple[int, ...], tuple[Prefilled, int]] = {}
 
-        def refill(pool: Pool) -> None:
+        def refill(pool: Pool) -> bool:
             for index in [index for index, row in enumerate(pool.rows) if row is None]:
                 if not waiting:
-                    return
+                    break
                 row = waiting.popleft()
                 if row.prefix not in ready:
                     ready.clear()  # rows of one prompt stand together, so the others are done
                     ready.update(self._ahead(row, waiting, width, call))
                 pool.fill(index, row, *ready[row.prefix])
+            return bool(waiting)
 
         ready.update(self._ahead(waiting[0], waiting, width, call))
         first = ready[waiting[0].prefix][0]
@@ -257,8 +260,8 @@ class HFSampler:
         shaping = Shaping(call.rules, size, first.scores.shape[-1], self._device) if call.rules.shapes else None
         pool = Pool(size, width, width + call.settings.max_new_tokens, self._device, first, shaping)
         pool.greedy = [all(row.greedy for row in rows)] * size
-        refill(pool)
-        yield from self._run(pool, call, lambda: refill(pool))
+        more = refill(pool)
+        yield from self._run(pool, call, partial(refill, pool) if more else None)
 
     def _ahead(self, row: Row, waiting: Sequence[Row], width: int, call: _Call) -> dict[tuple[int, ...], tuple[Prefilled, int]]:
         """The row's prompt and the next ones, as many as one pass holds."""
@@ -266,8 +269,9 @@ class HFSampler:
         prompts = call.passes.prefill(prefixes, width)
         return {prefix: (prompts, number) for number, prefix in enumerate(prefixes)}
 
-    def _run(self, batch: Batch, call: _Call, refill: Callable[[], None] | None = None) -> Iterator[Completion]:
-        """One batch to its last row. Gradients are off inside the passes only: a consumer runs between two yields."""
+    def _run(self, batch: Batch, call: _Call, refill: Callable[[], bool] | None = None) -> Iterator[Completion]:
+        """One batch to its last row. `refill` says whether rows still wait for a place; None: none does. Gradients are off inside the passes only: a
+        consumer runs between two yields."""
         while True:
             ids, logprobs = self._choose(batch, call)
             for index, (row, token) in enumerate(zip(batch.rows, ids.tolist(), strict=True)):
@@ -287,11 +291,20 @@ class HFSampler:
                     batch.release(index)
                     yield self._completed(row, finish)
             if any(row is not None for row in batch.rows):
-                call.passes.step(batch, ids)
-            if refill is not None:
-                refill()
+                call.passes.step(batch, ids if refill is not None else self._without_finished(batch, ids))
+            if refill is not None and not refill():
+                refill = None
             if all(row is None for row in batch.rows):
                 return
+
+    def _without_finished(self, batch: Batch, ids: Tensor) -> Tensor:
+        """Where rows are alike, a batch of which enough is finished goes on with fewer places; the chosen ids (R,) of those that stay."""
+        live = [index for index, row in enumerate(batch.rows) if row is not None]
+        size = self._places(len(live), len(batch.rows))
+        if size > WORTH_LEAVING_OUT * len(batch.rows):
+            return ids
+        finished = [index for index, row in enumerate(batch.rows) if row is None]
+        return ids[batch.keep(sorted(live + finished[: size - len(live)]))]
 
     def _batch(self, rows: Sequence[Row], width: int, size: int, call: _Call) -> Batch:
         """Each different prompt once; then its cache, scores and mask for every row of it. Dummies copy the first."""

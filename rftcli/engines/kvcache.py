@@ -38,6 +38,11 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = self._key_buffer.narrow(2, 0, end), self._value_buffer.narrow(2, 0, end)
         return self.keys, self.values
 
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows (R,) from now on."""
+        self._key_buffer, self._value_buffer = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+        self.keys, self.values = self._key_buffer, self._value_buffer
+
 
 def _with_room(states: Tensor, positions: int) -> Tensor:
     buffer = states.new_empty((*states.shape[:2], positions, states.shape[-1]))
@@ -72,6 +77,11 @@ class SlotLayer(DynamicLayer):
         self.values[self._rows, :, self.at] = value_states[:, :, 0]
         return self.keys, self.values
 
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows (R,) from now on."""
+        self.keys, self.values, self.at = self.keys.index_select(0, rows), self.values.index_select(0, rows), self.at[rows]
+        self._rows = self._rows[: len(rows)]
+
     def get_seq_length(self) -> int:
         """As if the newest token were the last of all, so that causality masks nothing and the row masks decide."""
         return self.keys.shape[-2] - 1
@@ -90,6 +100,15 @@ def slots_like(cache: DynamicCache, rows: int, positions: int) -> DynamicCache:
             )
         slots.layers.append(SlotLayer(layer.keys, layer.values, rows, positions))
     return slots
+
+
+def keep_rows(cache: DynamicCache, rows: Tensor) -> None:
+    """Only these rows (R,) from now on, of an `expanded` cache or of slots."""
+    for layer in cache.layers:
+        if isinstance(layer, (GrowingLayer, SlotLayer)):
+            layer.keep(rows)
+        else:
+            layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
 
 
 def expanded(caches: Sequence[DynamicCache], rows: Tensor, start: int = 0) -> DynamicCache:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from rftcli.engines.finish import is_greedy
-from rftcli.engines.kvcache import SlotLayer, slots_like
+from rftcli.engines.kvcache import SlotLayer, keep_rows, slots_like
 from rftcli.engines.noise import RowNoise, uniforms
 from rftcli.engines.shaping import Shaping
 from rftcli.types import Request, SamplingSettings
@@ -89,6 +89,18 @@ class Batch:
         if self.shaping is not None:
             self.shaping.release(index)
 
+    def keep(self, places: list[int]) -> Tensor:
+        """Only these places from now on, in their order; as an index (R,)."""
+        index = torch.tensor(places, device=self.live.device)
+        self.rows = [self.rows[place] for place in places]
+        self.greedy = [self.greedy[place] for place in places]
+        self.keys, self._noise = self.keys[places], None
+        self.scores, self.mask, self.positions, self.live = (part[index] for part in (self.scores, self.mask, self.positions, self.live))
+        keep_rows(self.cache, index)
+        if self.shaping is not None:
+            self.shaping.keep(places)
+        return index
+
     def token_counts(self) -> np.ndarray:
         """(R,) tokens sampled so far."""
         return np.array([0 if row is None else len(row.ids) for row in self.rows], dtype=np.int64)
@@ -131,6 +143,11 @@ class Pool(Batch):
         self.positions[index] = prompts.mask[which].sum() - 1
         self.at[index] = self.width - 1  # before the first `advance`
         self.place(index, row)
+
+    def keep(self, places: list[int]) -> Tensor:
+        index = super().keep(places)
+        self.at = self.at[index]
+        return index
 
     def advance(self) -> None:
         self._noise_at += 1

@@ -135,6 +135,13 @@ class Shaping:
         """The row goes on as a dummy."""
         self._tokens[row], self._matchers[row] = None, None
 
+    def keep(self, places: Sequence[int]) -> None:
+        """Only these rows from now on, in their order."""
+        self._tokens, self._matchers = [self._tokens[place] for place in places], [self._matchers[place] for place in places]
+        self._starts, self._tails = [self._starts[place] for place in places], [self._tails[place] for place in places]
+        if self._seen is not None and self._times is not None:
+            self._seen, self._times = self._seen[list(places)], self._times[list(places)]
+
     def apply(self, scores: Tensor) -> Tensor:
         """Shaped scores (R, V) float32; RftError where the model's own are not numbers."""
         if not bool(scores.isfinite().all()):

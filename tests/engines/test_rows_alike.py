@@ -95,3 +95,36 @@ def test_passes_of_8_to_64_rows_give_the_same_bits(kit, continuous: bool, vocabu
         found.append({(one.prompt.draw, one.sample): (one.trace.ids, one.trace.logprobs) for one in made})
     assert len(found[0]) == 64 and all(other == found[0] for other in found[1:])
     assert len({len(ids) for ids, _ in found[0].values()}) > 5
+
+
+SHAPED = {"repetition_penalty": 1.3, "presence_penalty": 0.2, "options": {"no_repeat_ngram_size": 3}, "min_new_tokens": 2}
+
+
+@pytest.mark.parametrize("own_step", [True, False])
+@pytest.mark.parametrize("more", [{}, SHAPED, {"first_token_temperature": 0.3}])
+@pytest.mark.parametrize("continuous", [False, True])
+def test_finished_rows_leave_the_pass_and_change_no_bit(kit, monkeypatch: pytest.MonkeyPatch, continuous: bool, more, own_step: bool) -> None:
+    how = {"batch_rows": 32, "continuous": continuous, "eos_ids": tuple(range(2, 8)), "own_step": own_step}
+    requests = [kit.make_request(draw, range(5, 9 + draw % 7), samples=(-1, 0, 1, 2)) for draw in range(16)]
+    settings = SamplingSettings(max_new_tokens=40, seed=1, logprobs=True, **more)
+
+    def sampled(share: float):
+        monkeypatch.setattr("rftcli.engines.hf.WORTH_LEAVING_OUT", share)
+        model = kit.build_llama(VOCAB)
+        sampler = kit.make_sampler(model, VOCAB, **how)
+        assert sampler.prove().rows_alike and (sampler.found.plain is None) is own_step
+        passes = rows_of_passes(model)
+        return {(one.prompt.draw, one.sample): (one.trace, one.finish) for one in sampler.generate(requests, settings)}, passes
+
+    (all_the_time, many), (leaving, few) = sampled(0.0), sampled(0.75)
+    assert leaving == all_the_time and len(leaving) == 64
+    assert min(many[-len(many) // 4 :]) == 32 and few[-1] == 8 and {16, 24} & set(few) and sum(few) < 0.8 * sum(many)
+
+
+def test_rows_stay_where_their_number_changes_bits(kit) -> None:
+    model = kit.build_gpt2(VOCAB)
+    sampler = kit.make_sampler(model, VOCAB, batch_rows=32, fixed_rows=32, eos_ids=tuple(range(2, 8)))
+    sampler.prove()
+    passes = rows_of_passes(model)
+    assert len(list(sampler.generate([kit.make_request(draw, range(5, 9)) for draw in range(8)], SamplingSettings(max_new_tokens=40, seed=1)))) == 32
+    assert set(passes) == {1, 32}
