@@ -13,6 +13,7 @@ What it leaves out: how large a micro-batch may be (that depends on memory) and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -269,8 +270,42 @@ def token_micro_batches(
             high = middle
         else:
             low = middle + 1
-    parts = _greedy(lengths, low, padded, saved)
-    while len(parts) < count:  # the even cut came out with fewer: halve the part with the most rows
+    return _halved(_greedy(lengths, low, padded, saved), count)  # the even cut may come out with fewer
+
+
+def cheapest_micro_batches(lengths: Sequence[int], budget: int, pass_cost: int, *, at_least: int = 1) -> list[range]:
+    """Row indices of each micro-batch of padded rows, in order and within the budget: the cut that costs least, where a micro-batch costs rows x
+    longest row and `pass_cost` positions more. `at_least` so many where there are as many rows.
+
+    >>> cheapest_micro_batches([9, 8, 4, 4, 3], 100, 5)
+    [range(0, 2), range(2, 5)]
+    >>> cheapest_micro_batches([9, 8, 4, 4, 3], 100, 50)
+    [range(0, 5)]
+    """
+    least, begins = [0.0], [0]
+    for end in range(1, len(lengths) + 1):
+        longest, best, begin = 0, math.inf, end - 1
+        for start in range(end - 1, -1, -1):
+            longest = max(longest, lengths[start])
+            positions = (end - start) * longest
+            if positions > budget and end - start > 1:
+                break
+            if (total := least[start] + positions + pass_cost) < best:
+                best, begin = total, start
+        least.append(best)
+        begins.append(begin)
+    parts: list[range] = []
+    end = len(lengths)
+    while end:
+        parts.insert(0, range(begins[end], end))
+        end = begins[end]
+    return _halved(parts, min(at_least, len(lengths)))
+
+
+def _halved(parts: list[range], count: int) -> list[range]:
+    """The parts with the most rows cut in two, until there are so many."""
+    parts = list(parts)
+    while len(parts) < count:
         widest = max(range(len(parts)), key=lambda index: len(parts[index]))
         whole = parts[widest]
         middle = (whole.start + whole.stop) // 2

@@ -89,7 +89,7 @@ def compile_plan(
     notes.extend(estimator_notes(recipe))
     check_models(recipe, facts, problems, notes)
 
-    batch = batch_plan(recipe, facts, policy.attention, problems)
+    batch = batch_plan(recipe, facts, world, policy.attention, problems)
     room = beside_scorers(facts, scored_by, world)
     learner = with_start(asked, learner_plan(recipe, world, policy, batch, notes), notes)
     rollout = rollout_plan(recipe, learner, notes)

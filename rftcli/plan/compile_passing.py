@@ -27,6 +27,22 @@ def attention_cost(model: ModelFacts) -> float:
     return model.layers * width / model.parameters if model.parameters and model.layers and width else 0.0
 
 
+PASS_POSITIONS, PASS_MULTIPLICATIONS = 32, 22_000_000
+"""What a pass of an update costs on a CPU beside its positions: so many of them, and so many multiplications of a position with a parameter, which is
+what calls take in the meantime (`benchmarks.update --shape tiny` with smaller and smaller budgets; passes of c2's and c3's models)."""
+
+
+def pass_cost(model: ModelFacts, device: str, layout: str, budget: int | None) -> int:
+    """Of `BatchPlan`. On a GPU calls take as long as some thousand positions: there a budget is filled.
+
+    >>> pass_cost(ModelFacts(path="m", parameters=1_000_000), "cpu", "padded", 8192)
+    54
+    """
+    if device != "cpu" or layout != "padded" or budget is None:
+        return 0
+    return PASS_POSITIONS + round(PASS_MULTIPLICATIONS / (model.parameters or PASS_MULTIPLICATIONS))
+
+
 def skips_zero_advantage(recipe: Recipe) -> bool:
     """`true` where it cannot be is refused with the recipe."""
     return recipe.batch.skip_zero_advantage is not False and trained_without_advantage(recipe) is None

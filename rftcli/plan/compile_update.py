@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rftcli.algo import batchmath
 from rftcli.plan import deepspeed_config
 from rftcli.plan.compile_models import PACKING, trains_in
-from rftcli.plan.compile_passing import attention_cost, balances, skips_zero_advantage
+from rftcli.plan.compile_passing import attention_cost, balances, pass_cost, skips_zero_advantage
 from rftcli.plan.compile_precision import update_notes
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.facts import Facts
@@ -24,7 +24,7 @@ from rftcli.plan.plan import (
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
-def batch_plan(recipe: Recipe, facts: Facts, attention: str, problems: list[PlanProblem]) -> BatchPlan | None:
+def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, attention: str, problems: list[PlanProblem]) -> BatchPlan | None:
     section = recipe.batch
     samples = recipe.rollout.samples_per_prompt
     refusal = batchmath.refusal(section.prompts_per_step, section.updates_per_step, facts.ranks)
@@ -56,13 +56,14 @@ def batch_plan(recipe: Recipe, facts: Facts, attention: str, problems: list[Plan
         tokens_per_micro_batch=budget,
         share_prompts=section.share_prompts is True,
     )
+    layout = section.layout if section.layout != "auto" else "packed" if attention in PACKING else "padded"
     return BatchPlan(
         prompts_per_step=section.prompts_per_step,
         samples_per_prompt=samples,
         updates_per_step=section.updates_per_step,
         epochs=section.epochs,
         micro_batch_size=micro,
-        layout=section.layout if section.layout != "auto" else "packed" if attention in PACKING else "padded",
+        layout=layout,
         equation=batchmath.equation(shape),
         needs_prepass=needs_prepass(recipe),
         tokens_per_micro_batch=budget,
@@ -70,6 +71,7 @@ def batch_plan(recipe: Recipe, facts: Facts, attention: str, problems: list[Plan
         share_prompts=shape.share_prompts,
         balance=balances(recipe),
         attention_cost=attention_cost(facts.model),
+        pass_cost=pass_cost(facts.model, world.device, layout, budget),
         skip_zero_advantage=skips_zero_advantage(recipe),
     )
 

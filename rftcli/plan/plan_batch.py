@@ -28,6 +28,9 @@ class BatchPlan:
     """Completions are shared out to ranks anew before they pass through a model."""
     attention_cost: float = 0.0
     """Attention's work between two tokens, in parts of all other work on one: L tokens cost L + attention_cost x L^2."""
+    pass_cost: int = 0
+    """What a pass over padded rows costs by itself, in positions: rows are cut so that passes and padding together cost least. 0: into as few passes
+    as the budget allows."""
     skip_zero_advantage: bool = False
     """Completions whose advantage is 0 do not pass through the model in the policy's update."""
 

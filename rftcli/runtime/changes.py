@@ -205,6 +205,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "batch.share_prompts": (FREE, "the same gradient up to rounding"),
     "batch.balance": (FREE, "the same gradient up to rounding"),
     "batch.attention_cost": (FOLLOWS, "from the model"),
+    "batch.pass_cost": (FOLLOWS, "from model and device"),
     "batch.skip_zero_advantage": (FREE, "the same gradient up to rounding"),
     "batch.**": (RISKY, "another batch"),
     "learner.kind": (IMPOSSIBLE, "the optimizer's state has another form"),

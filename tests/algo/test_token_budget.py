@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftcli.algo.batchmath import batch_shape, equation, group_micro_batches, rollouts, rollouts_refusal, token_micro_batches
+from rftcli.algo.batchmath import batch_shape, cheapest_micro_batches, equation, group_micro_batches, rollouts, rollouts_refusal, token_micro_batches
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
@@ -51,6 +54,25 @@ def test_the_worked_cases() -> None:
     assert token_micro_batches([50, 3, 3], 10, padded=True) == [range(0, 1), range(1, 3)]  # a row beyond the budget goes alone
     assert token_micro_batches([4, 4, 4, 4], 12, padded=False) == [range(0, 2), range(2, 4)]  # 8 + 8, not 12 + 4
     assert len(token_micro_batches([5] * 8, 100, padded=True, at_least=3)) == 3  # as many as another rank needs
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=9), st.integers(1, 200), st.integers(1, 80), st.integers(1, 12))
+def test_the_cheapest_cut_against_all_cuts(lengths: list[int], budget: int, pass_cost: int, at_least: int) -> None:
+    def price(parts: list[range]) -> int:
+        return sum(cost(lengths, part, True) + pass_cost for part in parts)
+
+    def all_cuts() -> Iterator[list[range]]:
+        for marks in itertools.product((False, True), repeat=len(lengths) - 1):
+            ends = [*(place + 1 for place, mark in enumerate(marks) if mark), len(lengths)]
+            parts = [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+            if all(len(part) == 1 or cost(lengths, part, True) <= budget for part in parts):
+                yield parts
+
+    parts = cheapest_micro_batches(lengths, budget, pass_cost)
+    assert parts in list(all_cuts()) and price(parts) == min(map(price, all_cuts()))
+    more = cheapest_micro_batches(lengths, budget, pass_cost, at_least=at_least)
+    assert [row for part in more for row in part] == list(range(len(lengths))) and len(more) == max(len(parts), min(at_least, len(lengths)))
+    assert cheapest_micro_batches([], budget, pass_cost, at_least=at_least) == []
 
 
 GROUPS = st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(0, 20), min_size=1, max_size=5)), min_size=1, max_size=8)

@@ -92,9 +92,9 @@ def test_ranks_agree_on_the_number_and_the_size(made: SimpleNamespace) -> None:
     assert not mine[1][0].mask.logical_not().any(), "the row that was borrowed for a filler is as it was"
 
 
-@pytest.mark.parametrize(("layout", "rows", "positions"), [("padded", [1, 1, 2], [8, 5, 8]), ("packed", [1, 1, 2], [8, 5, 7])])
+@pytest.mark.parametrize(("layout", "rows", "positions"), [("padded", [1, 2, 1], [8, 10, 3]), ("packed", [1, 1, 2], [8, 5, 7])])
 def test_a_token_budget(made: SimpleNamespace, layout: str, rows: list[int], positions: list[int]) -> None:
-    """The longest first, three micro-batches of at most ten positions, the largest as small as it can be."""
+    """The longest first, three micro-batches of at most ten positions: packed, the largest as small as can be; padded, as little padding."""
     lengths = [5, 8, 3, 4]
     experiences = [experience([row + 1] * length, 1) for row, length in enumerate(lengths)]
     plan = made.plan("batch.tokens_per_micro_batch=10", f"batch.layout={layout}", "batch.prompts_per_step=32").batch
@@ -104,6 +104,21 @@ def test_a_token_budget(made: SimpleNamespace, layout: str, rows: list[int], pos
     assert [part.num_sequences for part in parts] == rows and [part.input_ids.numel() for part in parts] == positions
     by_rows = made.plan("batch.micro_batch_size=2", "batch.prompts_per_step=32").batch
     assert batches.by_length(experiences, by_rows) is experiences  # cut by rows, the order stays
+
+
+def test_padding_is_worth_a_pass_where_it_is_more(made: SimpleNamespace) -> None:
+    """On a CPU; the fields of every completion go with it."""
+    plan = made.plan("batch.prompts_per_step=32").batch
+    assert plan.layout == "padded" and plan.tokens_per_micro_batch > 1000 and plan.pass_cost >= 32
+    short, long = [experience([1] * 4, 1) for _ in range(6)], [experience([2] * (4 + 2 * plan.pass_cost), 1) for _ in range(2)]
+
+    def cut(rows: list[Any], of: Any) -> list[list[int]]:
+        parts = batches.micro_batches(batches.by_length(rows, of), of, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
+        return [list(part.input_ids.shape) for part in parts]
+
+    assert cut(short + long, plan) == [[2, 4 + 2 * plan.pass_cost], [6, 4]]
+    assert cut(short, plan) == [[6, 4]]
+    assert cut(short + long, replace(plan, pass_cost=0)) == [[8, 4 + 2 * plan.pass_cost]]
 
 
 def test_ranks_agree_under_a_token_budget(made: SimpleNamespace) -> None:
