@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_BATCH_ROWS = 64
 """Rows of an hf decode pass; more makes every step wait for the longest answer of more groups."""
+MOST_ROWS, MOST_POSITIONS = 256, 16_384
+"""The same where finished rows leave a pass: rows, and positions of their cache where that is more than MAX_BATCH_ROWS."""
 ROW_MULTIPLE = 8
 """Vector kernels treat the last few numbers of an oddly sized tensor apart, with other last bits."""
 
@@ -87,8 +89,11 @@ def most_rows_of(recipe: Recipe) -> int:
     """Rows of a decode pass that holds those that are there: a whole step's on one rank, if they are not too many."""
     if recipe.rollout.hf.batch_rows != "auto":
         return recipe.rollout.hf.batch_rows
-    step_rows = recipe.batch.prompts_per_step * recipe.rollout.samples_per_prompt
-    return max(batch_rows_of(recipe), -(-min(MAX_BATCH_ROWS, step_rows) // ROW_MULTIPLE) * ROW_MULTIPLE)
+    rollout = recipe.rollout
+    step_rows = recipe.batch.prompts_per_step * rollout.samples_per_prompt
+    fitting = MOST_POSITIONS // (int(rollout.max_prompt_tokens) + int(rollout.max_new_tokens)) // ROW_MULTIPLE * ROW_MULTIPLE
+    most = min(MOST_ROWS, max(MAX_BATCH_ROWS, fitting))
+    return max(batch_rows_of(recipe), -(-min(most, step_rows) // ROW_MULTIPLE) * ROW_MULTIPLE)
 
 
 def filters_of(section: Rollout) -> list[str]:

@@ -165,6 +165,14 @@ def test_rows_of_a_decode_pass(compiled: Compiled, prompts: int, samples: int, r
     assert {(plan.batch_rows, plan.most_rows) for plan in plans} == {(rows, most)} and rows % ROW_MULTIPLE == 0
 
 
+@pytest.mark.parametrize(("length", "most"), [(24, 256), (88, 128), (100, 112), (984, 64)])
+def test_a_pass_of_short_answers_has_more_rows_where_that_changes_no_bits(compiled: Compiled, length: int, most: int) -> None:
+    sets = ("batch.prompts_per_step=64", "rollout.samples_per_prompt=8", "rollout.max_prompt_tokens=40", f"rollout.max_new_tokens={length}")
+    plan = compiled(*sets).rollout
+    assert plan is not None and (plan.batch_rows, plan.most_rows) == (64, most)
+    assert compiled(*sets, "rollout.hf.batch_rows=32").rollout.most_rows == 32
+
+
 def test_an_engine_shares_weights_unless_they_are_sharded(compiled: Compiled) -> None:
     shares = [compiled(f"train.deepspeed.zero_stage={stage}", ranks=2).rollout.shares_weights for stage in range(4)]
     assert shares == [True, True, True, False]
