@@ -24,6 +24,7 @@ SMALL_NUMBERS = 2**15
 WORTH_PACKING_PASSES = 16
 """Packing costs as much as a few passes."""
 
+FOURS = 4
 OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
 """Torch's doors to oneDNN, which are not among what it promises to keep."""
 
@@ -39,8 +40,10 @@ class Linears:
         self._layers = [layer for layer in layers if layer.weight.dtype == torch.float32]
         tables = [layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding)]
         known = {id(weight) for weight in [*tables, *(layer.weight for layer in self._layers)]}
-        self.alike = bool(self._layers) and all(weight.ndim < 2 or id(weight) in known for weight in module.parameters())
-        """Every matrix of the module is one of these layers', or a table that rows are looked up in."""
+        whole = all(layer.in_features % FOURS == 0 for layer in self._layers)
+        self.alike = bool(self._layers) and whole and all(weight.ndim < 2 or id(weight) in known for weight in module.parameters())
+        """Every matrix of the module is one of these layers', or a table that rows are looked up in, and eight rows of what goes into them fill
+        vectors of 32 numbers: what is left over would get other last bits from activations."""
 
     def taken(self, *, passes: int) -> Products:
         """With the weights as they are now, for so many passes; None are packed where that would not pay."""

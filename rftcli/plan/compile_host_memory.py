@@ -103,7 +103,9 @@ def host_rows(asked: Asked, learner: LearnerPlan, rollout: RolloutPlan, shape: S
     found = {"process": HOST_PROCESS_BYTES}
     if held.offload_optimizer:
         critic = 0 if recipe.models.critic is None else (asked.critic or asked.facts.model).parameters or 0
-        found |= memory.offloaded(trained + critic, largest_of(asked, shape), dtype, keeping=held, **of)
+        each = (memory.offloaded(*sizes, dtype, keeping=held, **of) for sizes in zip((trained, critic), largest_of(asked, shape), strict=True))
+        for name, size in ((name, size) for part in each for name, size in part.items()):
+            found[name] = found.get(name, 0.0) + size
     if held.offload_parameters:
         found["weights"] = memory.weights(shape.parameters, dtype, keeping=whole, **of)
     if policy.ema is not None:

@@ -224,7 +224,7 @@ def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Map
     found["gradients"] = _gradients(trained, dtype, of)
     bucket = memory.buckets(dtype, **of)
     found["reduction buckets"] = _always(bucket) if stage == 3 else {"learn": bucket}
-    found["gradients on the way"] = _always(memory.on_the_way(largest_of(asked, shape), dtype, stage=stage, keeping=held))
+    found["gradients on the way"] = _always(memory.on_the_way(sum(largest_of(asked, shape)), dtype, stage=stage, keeping=held))
     found["gathered weights"] = dict.fromkeys(("credit", "learn"), memory.gathered(shape, policy.dtype, stage=stage, ranks=ranks))
     critic = _critic_parameters(asked) or 0
     if critic:
@@ -258,10 +258,12 @@ def trained_of(asked: Asked, shape: Shape) -> int:
     return asked.policy.lora.rank * shape.layers * (2 * (hidden + query) + 2 * (hidden + key) + 3 * (hidden + inner))
 
 
-def largest_of(asked: Asked, shape: Shape) -> int:
-    """Numbers of the largest trained parameter: the matrix of words; of an adapter, the one beside the MLP's width."""
-    lora = asked.policy.lora
-    return shape.vocabulary * shape.hidden if lora is None else lora.rank * max(shape.inner, shape.hidden)
+def largest_of(asked: Asked, shape: Shape) -> tuple[int, int]:
+    """Numbers of the largest trained parameter of policy and critic: the matrix of words; of an adapter, the one beside the MLP's width."""
+    lora, whole = asked.policy.lora, shape.vocabulary * shape.hidden
+    critic = None if asked.recipe.models.critic is None else asked.critic or asked.facts.model
+    of_critic = 0 if critic is None else (critic.vocabulary or 0) * (critic.hidden or 0)
+    return whole if lora is None else lora.rank * max(shape.inner, shape.hidden), of_critic
 
 
 def _frozen(asked: Asked, choice: Choice) -> Parts:

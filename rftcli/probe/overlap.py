@@ -18,6 +18,9 @@ class Overlap:
     rows: int
     """Training rows whose prompt is in the evaluation set."""
     of: int
+    held_out_rows: int
+    held_out_of: int
+    """Rows of the evaluation set that are trained on, of all."""
     train_place: str
     eval_place: str
     """Of the first such row, and of its counterpart."""
@@ -25,8 +28,9 @@ class Overlap:
     @property
     def text(self) -> str:
         return (
-            f"{self.rows} of {self.of} rows of the training set `{self.train}` are in the evaluation set `{self.evaluation}` "
-            f"(first: {self.train_place} has the prompt of {self.eval_place}): its scores will say too much"
+            f"{self.held_out_rows} of {self.held_out_of} rows of the evaluation set `{self.evaluation}` are trained on, "
+            f"by {self.rows} of {self.of} rows of the training set `{self.train}` "
+            f"(first: {self.train_place} of it has the prompt of {self.eval_place}): its scores will say too much"
         )
 
 
@@ -42,12 +46,19 @@ def same_prompt_key(row: Row) -> str:
 def overlaps(train: Mapping[str, Sequence[Row]], held_out: Mapping[str, Sequence[Row]]) -> list[Overlap]:
     """Every pair of sets that share prompts."""
     found = []
-    places = {name: {same_prompt_key(row): row.place for row in reversed(rows)} for name, rows in held_out.items()}
+    places = {name: [(same_prompt_key(row), row.place) for row in rows] for name, rows in held_out.items()}
     for name, rows in train.items():
         keys = [same_prompt_key(row) for row in rows]
-        for other, known in places.items():
+        trained = set(keys)
+        for other, its in places.items():
+            known = dict(reversed(its))
             shared = [(row, known[key]) for row, key in zip(rows, keys, strict=True) if key in known]
             if shared:
                 row, place = shared[0]
-                found.append(Overlap(train=name, evaluation=other, rows=len(shared), of=len(rows), train_place=row.place, eval_place=place))
+                found.append(
+                    Overlap(
+                        train=name, evaluation=other, rows=len(shared), of=len(rows), train_place=row.place, eval_place=place,
+                        held_out_rows=sum(key in trained for key, _ in its), held_out_of=len(its),
+                    )
+                )  # fmt: skip
     return found

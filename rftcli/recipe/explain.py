@@ -13,7 +13,7 @@ from rftcli.recipe.finding import REQUIRED, RewardRule
 from rftcli.recipe.kinds import ANY_KEY, Key, Kind, fields_of, key_table, keys, pattern_of, show_pattern
 from rftcli.recipe.layers import preset_names, shipped_recipes
 from rftcli.recipe.methods import FAMILIES, NEEDED_WORD, family_of, method_page, named, rule_notes, unknown_name
-from rftcli.recipe.names import SURE, closest, either
+from rftcli.recipe.names import OTHER_NAMES, SURE, closest, either
 from rftcli.recipe.not_yet import VALUES, key_reason
 from rftcli.recipe.paths import parse_path
 from rftcli.recipe.presets import PREFIX, preset_page
@@ -221,7 +221,7 @@ def _metric(given: str, metrics: Metrics) -> str | None:
 def _unknown(given: str, pattern: tuple[str, ...], rules: Mapping[str, RewardRule], others: Sequence[str]) -> UsageError:
     """`others`: names of warnings and metrics."""
     word = pattern[-1]
-    pages = [*named(given), *([f"{PREFIX}{given}"] if given in preset_names(shipped_recipes()) else [])]
+    pages = [*named(given), *OTHER_NAMES.get(given, ()), *([f"{PREFIX}{given}"] if given in preset_names(shipped_recipes()) else [])]
     if given in FAMILIES:
         known = ", ".join(FAMILIES[given].names)
         hint = f"did you mean a key such as {either(_keys_with(word, ())[:MOST_MEANT])}, or `{given}:NAME` with one of {known}?"

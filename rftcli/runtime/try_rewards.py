@@ -103,18 +103,23 @@ def try_rewards(
 
 
 def _forms(rows: Sequence[Row], samples: Sequence[ScoredSample], labels: Mapping[str, Sequence[PartSpec]]) -> list[str]:
-    """Where a rule gives a reference full marks only in a form that a model has to learn: the form."""
-    notes: dict[str, str] = {}
+    """Where a rule gives a reference full marks only in a form that a model has to learn: the form. By the first row of each part that lacks it."""
+    notes: list[str] = []
+    looked: set[tuple[str, str]] = set()
+    several = len({_entry(sample, labels) for sample in samples}) > 1
     for row, sample in zip(rows, samples, strict=True):
         entry = _entry(sample, labels)
         for part, scored in zip(labels[entry], sample.parts, strict=True):
-            if part.name in notes or scored.error or scored.value is None or scored.value >= FULL_MARKS:
+            if (entry, part.name) in looked or scored.error or scored.value is None or scored.value >= FULL_MARKS:
                 continue
+            looked.add((entry, part.name))
             form = written_form(row, part)
             if form is not None and form.strip() != sample.completion.text.strip():
+                name = f"{entry}.{part.name}" if several else part.name
                 scores = f"a reference as it stands scores {scored.value:g}, and written as {form!r} it has full marks"
-                notes[part.name] = f"{part.name}: {scores} ({row.place}); completions are tried with --completions"
-    return list(notes.values())
+                line = '{"completion": .., "prompt_id": ..}'
+                notes.append(f"{name}: {scores} ({row.place}); try answers with --completions FILE, a line each: {line}")
+    return notes
 
 
 def _is_model(spec: ScorerSpec) -> bool:
@@ -238,6 +243,9 @@ def _of_line(line: Line, index: int, known: Mapping[tuple[str | None, str], Row]
     held_out, own = line.record.get("set"), str(line.record.get("prompt_id"))
     name = None if held_out is None else str(held_out).removesuffix(BOTH)
     chat = loaded.recipe.models.policy.chat
+    if "prompt_id" in line.record and (name, own) not in known and not {"prompt", "reference"} & set(line.record):
+        hint = "ids are a set and a row's number, such as `train:0`, or what `data.*.columns.id` names"
+        raise UsageError(f"{line.place}: no row has the prompt_id `{own}`", hint=hint)
     return _completion(line.record, index, known.get((name, own)), chat.prefill or "", chat.system)
 
 

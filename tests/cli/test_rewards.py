@@ -82,10 +82,23 @@ def test_a_form_that_references_lack_is_named(capsys: pytest.CaptureFixture[str]
     (note,) = found["notes"]
     assert note.startswith("answer: a reference as it stands scores 0, and written as '####2' it has full marks (") and "--completions" in note
     assert rft("--rows", "1") == EXIT_OK and note in capsys.readouterr().out
+    two = RECIPE.replace("  default:", "  hard:\n    parts: [{rule: exact, name: answer, options: {after: 'A:'}}]\n  default:")
+    two = two.replace("{path: rows.jsonl}", "{path: rows.jsonl, columns: {label: label}}")
+    Path("r.yaml").write_text(two.replace("{rule: math_answer}", "{rule: exact, name: answer, options: {after: '####'}}"))
+    labelled = [{"prompt": f"1+{row}=", "answer": str(1 + row), "label": "hard" if row > 2 else "default"} for row in range(1, 5)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    names = [note.split(":")[0] for note in tried(capsys)[1]["notes"]]
+    assert names == ["default.answer", "hard.answer"]
     write({"prompt": "1+1=", "completion": "3", "reference": "2"})
     assert tried(capsys, "--completions", "c.jsonl")[1]["notes"] == []
     Path("r.yaml").write_text(RECIPE)
-    assert tried(capsys, "--rows", "1")[1]["notes"] == []
+    assert tried(capsys, "--rows", "1")[1]["notes"] == []  # `math_answer` reads a bare number
+
+
+def test_a_line_of_no_row(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"completion": "2", "prompt_id": "train-0"})
+    assert rft("--completions", "c.jsonl") == EXIT_USAGE
+    assert "c.jsonl:1: no row has the prompt_id `train-0`" in (said := capsys.readouterr().err) and "`train:0`" in said
 
 
 def test_recorded_completions_get_what_they_lack_from_their_rows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +25,8 @@ def test_rows_are_the_same_every_time() -> None:
     assert fingerprint(rows) == fingerprint(read_rows(spec()))
     assert fingerprint(rows) != fingerprint(read_rows(spec(seed=2)))
     assert rows[0].prompt == rows[0].columns["entry"]["question"]
-    assert rows[0].reference == rows[0].columns["entry"]["answer"] == "292"
-    assert rows[0].columns["entry"]["metadata"]["total_legs"] == 292
+    assert rows[0].reference == rows[0].columns["entry"]["answer"] == "222"
+    assert rows[0].columns["entry"]["metadata"]["total_legs"] == 222
 
 
 def test_template_chat_and_settings_of_the_task() -> None:
@@ -33,6 +34,43 @@ def test_template_chat_and_settings_of_the_task() -> None:
     question = row.columns["entry"]["question"]
     assert row.prompt == ({"role": "user", "content": f"Think. {question} Now."},)
     assert len(row.columns["entry"]["metadata"]["animals"]) == 2
+
+
+SUMS = {"task": "chain_sum", "min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
+
+
+def questions(**options: object) -> list[str]:
+    return [str(row["prompt"]) for row in gym.rows(**{**SUMS, **options})]  # type: ignore[arg-type]
+
+
+def test_neighbouring_seeds_are_other_rows() -> None:
+    """The package makes row i from seed + i."""
+    legs = {seed: [row["prompt"] for row in gym.rows("leg_counting", 50, seed)] for seed in range(4)}
+    assert all(not set(legs[seed]) & set(legs[other]) for seed in range(4) for other in range(seed))
+
+
+def test_no_question_of_another_set() -> None:
+    train = questions(size=2000, seed=1)
+    assert set(train) & set(questions(size=200, seed=2))  # a small task: by chance
+    held_out = questions(size=200, seed=2, without={"seed": 1, "size": 2000})
+    assert len(held_out) == 200 and not set(train) & set(held_out)
+    assert held_out[:50] == questions(size=50, seed=2, without={"seed": 1, "size": 2000})
+    few = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    with pytest.raises(UsageError, match=r"task `chain_sum` has \d+ questions that are not in the other set, of 30"):
+        questions(size=30, seed=2, without={"seed": 1, "size": 3000}, **few)
+    with pytest.raises(UsageError, match="needs the keys seed and size"):
+        questions(size=3, seed=2, without={"seed": 1})
+
+
+def test_the_shipped_recipe_holds_its_evaluation_out() -> None:
+    from rftcli.plan.specs import data_specs
+    from rftcli.recipe.load import load_recipe
+    from rftcli.runtime.prepare import recipe_path
+
+    (train,), (held_out,) = data_specs(load_recipe(recipe_path(Path("smollm2-chain-sum"))).recipe)
+    assert len(train.options) > 5 and not {row["answer"] + str(row["prompt"]) for row in gym.rows(**train.options)} & {
+        row["answer"] + str(row["prompt"]) for row in gym.rows(**held_out.options)
+    }
 
 
 def test_a_task_without_a_single_answer_has_no_reference() -> None:

@@ -47,7 +47,7 @@ def test_a_mixture_of_formats_resumes_exactly(rft: Callable, tmp_path: Path) -> 
     planned = rft("plan", "mixed.yaml", "--ranks", "2", *SMALL).wait()
     assert planned.code == 0 and "table" in planned.out and "1 (drop)" in planned.out, planned
     assert "`table`: 1 of the 21 prompts are longer than 24 tokens and are dropped" in planned.err
-    assert "2 of 10 rows of the training set `saved` are in the evaluation set `held_out`" in planned.err
+    assert "are trained on, by 2 of 10 rows of the training set `saved`" in planned.err
     run = tmp_path / "run"
     result = rft("train", "mixed.yaml", "--ranks", "2", "--run-dir", str(run), *SMALL).wait()
     assert result.code == 0, result

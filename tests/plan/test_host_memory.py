@@ -92,6 +92,21 @@ def test_what_waits_lies_on_the_host(compiled: Compiled, gpus: MachineFacts) -> 
     assert "optimizer" not in {row.name for row in plan.memory.rows}
 
 
+def test_a_critic_has_room_of_its_own_for_what_is_offloaded(compiled: Compiled, gpus: MachineFacts) -> None:
+    def sizes(*sets: str) -> dict[str, float]:
+        off = ("train.offload.optimizer=cpu", "train.deepspeed.zero_stage=2")
+        plan = compiled(*off, *sets, machine=replace(gpus, memory_gib=4000.0), ranks=8, **SEVEN)
+        assert plan.memory is not None
+        rows = {row.name: max(row.gib.values()) for row in plan.memory.host}
+        return rows | {f"gpu {row.name}": max(row.gib.values()) for row in plan.memory.rows}
+
+    alone, both = sizes(), sizes("algorithm.advantage.kind=gae", "models.critic={}")
+    for name in ("optimizer", "gradients", "weights on the way", "gpu gradients on the way"):
+        assert both[name] == pytest.approx(2 * alone[name])
+    adapter = sizes("models.policy.lora={rank: 8}", "algorithm.advantage.kind=gae", "models.critic={}")
+    assert adapter["gpu gradients on the way"] > 2 * alone["gpu gradients on the way"]  # the critic, in float32 as the adapter is
+
+
 def test_a_host_that_is_too_small_is_told_with_what_fills_it(compiled: Compiled, gpus: MachineFacts) -> None:
     off = ("train.offload.optimizer=cpu", "train.deepspeed.zero_stage=2")
     small = compiled(*off, machine=replace(gpus, memory_gib=128.0), ranks=8, **SEVEN)

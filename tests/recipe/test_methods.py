@@ -114,6 +114,7 @@ def test_a_correction_has_the_knobs_that_it_may_be_given(kind: str) -> None:
         ("rule:exat", "did you mean `rule:exact`?"),
         ("rule:gspo", "did you mean `loss:gspo`?"),
         ("loss:", "loss: ppo_clip, "),
+        ("num_generations", "did you mean `rollout.samples_per_prompt`?"),
         ("kl", "did you mean a key such as `algorithm.kl`, or `kl:NAME` with one of k1, k2, k3, abs?"),
     ],
 )

@@ -253,8 +253,8 @@ def test_training_rows_in_the_evaluation() -> None:
     rows(row("5 + 5="), row("What is 1+1?"), row("0+1="), name="test.jsonl")
     sets = ("data.eval.t.path=test.jsonl", "rollout.max_prompt_tokens=20")
     expected = (
-        "3 of 8 rows of the training set `train` are in the evaluation set `t` "
-        f"(first: {Path.cwd()}/rows.jsonl:1 has the prompt of {Path.cwd()}/test.jsonl:3): its scores will say too much"
+        "2 of 3 rows of the evaluation set `t` are trained on, by 3 of 8 rows of the training set `train` "
+        f"(first: {Path.cwd()}/rows.jsonl:1 of it has the prompt of {Path.cwd()}/test.jsonl:3): its scores will say too much"
     )
     assert planned(*sets).warnings == (expected,)
     assert prepare.validate(Path("r.yaml"), sets, ranks=None, gpus=None).warnings == (expected,)
@@ -264,7 +264,7 @@ def test_a_message_and_a_text_are_the_same_question() -> None:
     rows(*SHORT, row([{"role": "system", "content": "Think."}, {"role": "user", "content": "5+5="}]))
     rows(row("5+5="), name="test.jsonl")
     checked = prepare.validate(Path("r.yaml"), ("data.eval.t.path=test.jsonl",), ranks=None, gpus=None)
-    assert len(checked.warnings) == 1 and checked.warnings[0].startswith("1 of 7 rows of the training set `train`")
+    assert len(checked.warnings) == 1 and "1 of 1 rows of the evaluation set `t` are trained on, by 1 of 7" in checked.warnings[0]
 
 
 def test_validation_checks_references_too() -> None:
