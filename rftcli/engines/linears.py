@@ -25,6 +25,7 @@ WORTH_PACKING_PASSES = 16
 """Packing costs as much as a few passes."""
 
 FOURS = 4
+"""Widths whose multiples, in eight rows, are whole vectors of 32 numbers (two of AVX-512's)."""
 OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
 """Torch's doors to oneDNN, which are not among what it promises to keep."""
 
