@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rftcli.plan import memory, memory_ladder
-from rftcli.plan.compile_memory import Asked, largest_of, trained_of
+from rftcli.plan.compile_memory import Asked, critic_parameters, largest_of, trained_of
 from rftcli.plan.compile_models import trains_in
 from rftcli.plan.compile_precision import keeping
 from rftcli.plan.memory import GIB, Shape
@@ -70,7 +70,7 @@ def checkpoint_copy(asked: Asked, learner: LearnerPlan, shape: Shape) -> tuple[f
     of: dict[str, Any] = {"stage": learner.zero_stage, "ranks": asked.world.ranks, "keeping": held}
     dtype, trained = trains_in(policy), trained_of(asked, shape)
     own = shape.parameters if policy.lora is None else trained  # below an adapter nothing changes, and nothing is saved
-    critic = 0 if asked.recipe.models.critic is None else (asked.critic or asked.facts.model).parameters or 0
+    critic = critic_parameters(asked) or 0
     each = first = 0.0
     if section.trainer_state:
         module = memory.weights(own + critic, dtype, **of)
@@ -102,8 +102,8 @@ def host_rows(asked: Asked, learner: LearnerPlan, rollout: RolloutPlan, shape: S
     whole = replace(held, offload_optimizer=False, offload_parameters=False)
     found = {"process": HOST_PROCESS_BYTES}
     if held.offload_optimizer:
-        critic = 0 if recipe.models.critic is None else (asked.critic or asked.facts.model).parameters or 0
-        each = (memory.offloaded(*sizes, dtype, keeping=held, **of) for sizes in zip((trained, critic), largest_of(asked, shape), strict=True))
+        both = zip((trained, critic_parameters(asked) or 0), largest_of(asked, shape), strict=True)
+        each = (memory.offloaded(*sizes, dtype, keeping=held, **of) for sizes in both)
         for name, size in ((name, size) for part in each for name, size in part.items()):
             found[name] = found.get(name, 0.0) + size
     if held.offload_parameters:

@@ -192,14 +192,14 @@ def _without_shape(asked: Asked, free: Free) -> tuple[Choice, str]:
 def _state_parameters(asked: Asked) -> tuple[int | None, int | None]:
     """(parameters, trained ones) of policy and critic together."""
     policy = asked.facts.model.parameters
-    critic = _critic_parameters(asked)
+    critic = critic_parameters(asked)
     if policy is None or critic is None:
         return None, None
     trained = trained_parameters(asked.policy, asked.facts.model)
     return policy + critic, None if trained is None else trained + critic
 
 
-def _critic_parameters(asked: Asked) -> int | None:
+def critic_parameters(asked: Asked) -> int | None:
     """0 without a critic; None where its size is not known."""
     if asked.recipe.models.critic is None:
         return 0
@@ -226,7 +226,7 @@ def parts(asked: Asked, choice: Choice, shape: Shape, sampling: Mapping[str, Map
     found["reduction buckets"] = _always(bucket) if stage == 3 else {"learn": bucket}
     found["gradients on the way"] = _always(memory.on_the_way(sum(largest_of(asked, shape)), dtype, stage=stage, keeping=held))
     found["gathered weights"] = dict.fromkeys(("credit", "learn"), memory.gathered(shape, policy.dtype, stage=stage, ranks=ranks))
-    critic = _critic_parameters(asked) or 0
+    critic = critic_parameters(asked) or 0
     if critic:
         found["critic"] = _always(memory.weights(critic, dtype, **of) + memory.optimizer(critic, dtype, **of))
         found["critic's gradients"] = _gradients(critic, dtype, of)

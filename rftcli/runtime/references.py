@@ -57,8 +57,7 @@ def written_form(row: Row, part: PartSpec) -> str | None:
         return None
     rule = open_rule(part.target)
     try:
-        answers = (answer for text in references(row.reference) for answer in WRITTEN[part.target](text, part.options))
-        return next((answer for answer in answers if (rule(_input(row, answer), **part.options) or 0.0) >= FULL_MARKS), None)
+        return next((answer for answer in _answers(row, part) if (rule(_input(row, answer), **part.options) or 0.0) >= FULL_MARKS), None)
     except Exception:  # what a rule cannot read is told with its score
         return None
     finally:
@@ -125,13 +124,11 @@ def _problem(row: Row, part: PartSpec, rule: Callable[..., Any]) -> tuple[str | 
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     best = 0.0
     try:
-        texts = references(row.reference)
-        answers = [answer for text in texts for answer in WRITTEN[part.target](text, part.options)]
-        for answer in answers:
+        for answer in _answers(row, part):
             best = max(best, rule(_input(row, answer), **part.options) or 0.0)
             if best >= FULL_MARKS:
                 break
-        if part.target == "math_answer" and best >= FULL_MARKS and any(map(_needs_algebra, texts)):
+        if part.target == "math_answer" and best >= FULL_MARKS and any(map(_needs_algebra, references(row.reference))):
             rule(_input(row, _after(NO_ANSWER, part.options)), **part.options)
     except TimeoutError:
         return (None if best >= FULL_MARKS else f"{shown} takes too long"), False
@@ -140,6 +137,11 @@ def _problem(row: Row, part: PartSpec, rule: Callable[..., Any]) -> tuple[str | 
         unreadable = isinstance(caught, ValueError) or (isinstance(caught, WorkerError) and error.startswith("ValueError"))
         return error, unreadable
     return (None if best >= FULL_MARKS else f"{shown} scores {best:g}"), False
+
+
+def _answers(row: Row, part: PartSpec) -> list[str]:
+    """Every way of writing the row's reference."""
+    return [answer for text in references(row.reference) for answer in WRITTEN[part.target](text, part.options)]
 
 
 def _is_tests(part: PartSpec) -> bool:
