@@ -88,9 +88,3 @@ def before(world: Any, *, zero: int, **how: Any) -> Any:
     items = mine(world, work.experiences())
     _fill(items, learner, "old_logprobs", plan, world, pad_id=0, device=CPU)
     return [(item.old_logprobs.tolist(), item.entropies.tolist()) for item in items]
-
-
-vars(work).update({name: item for name, item in globals().items() if callable(item)})
-
-if __name__ == "__main__":
-    work.main()
