@@ -85,6 +85,7 @@ MACHINES: dict[int, tuple[Item, ...]] = {
         against("c3", 8, "a step against the peers, SmolLM2's shape", sides="rft,trl-tuned,plain", repeats=2),
         against("c3-bf16", 8, "the same in bfloat16", sides="rft,trl-tuned"),
         on_cpu("what a checkpoint holds up, 135M", 2, "checkpoint", "checkpoint-135m-cpu.json", *SMALL_CHECKPOINT),
+        on_cpu("rewards of completions that come all at once", 1, "scoring", "scoring-cpu.json"),
         on_cpu("how a step grows", 10, "growth", "growth-cpu.json"),
         ways("answers without advantage, quickstart", 2, "batch.skip_zero_advantage", "skip-cpu", "quickstart", "--ranks", "2", "--steps", "30"),
         ways("answers to the rank with least to do, quickstart", 2, "batch.balance", "balance-cpu", "quickstart", "--ranks", "2", "--steps", "30"),

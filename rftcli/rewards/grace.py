@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from rftcli.errors import HeldUpError
@@ -47,18 +48,19 @@ class Grace:
             with self._lock:
                 del self._calls[key]
 
-    def wait(self, pending: set[Future[T]]) -> tuple[set[Future[T]], set[Future[T]]]:
-        """(done, pending), as soon as one at least is done. HeldUpError where a call has used up its grace."""
+    def next(self, ended: SimpleQueue[Future[T]]) -> Future[T]:
+        """The future that ended first, once there is one. HeldUpError where a call has used up its grace."""
         while True:
-            done, left = wait(pending, timeout=self._seconds / LOOKS, return_when=FIRST_COMPLETED)
-            if done or not left:
-                return done, left
-            self._look()
+            try:
+                return ended.get(timeout=self._seconds / LOOKS)
+            except Empty:
+                self._look()
 
     def result(self, future: Future[T]) -> T:
         """What the future holds, waited for in the same way."""
-        self.wait({future})
-        return future.result()
+        ended: SimpleQueue[Future[T]] = SimpleQueue()
+        future.add_done_callback(ended.put)
+        return self.next(ended).result()
 
     def _look(self) -> None:
         if not self._stop_asked():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any
 
@@ -91,16 +92,17 @@ class RewardTable:
     def _scored(self, completions: Iterable[Completion]) -> Iterator[ScoredSample]:
         """The samples, combined as far as one completion alone allows."""
         pending: set[Future[ScoredSample]] = set()
+        ended: SimpleQueue[Future[ScoredSample]] = SimpleQueue()  # asking every one that is pending takes longer than scoring where there are hundreds
         try:
             for completion in completions:
-                pending.add(self._begin(completion))
-                done = {future for future in pending if future.done()}
-                pending -= done
-                yield from (future.result() for future in done)
+                future = self._begin(completion)
+                pending.add(future)
+                future.add_done_callback(ended.put)
+                while not ended.empty():
+                    yield _taken(ended.get(), pending)
             self._desk.flush()
             while pending:
-                done, pending = self._grace.wait(pending)
-                yield from (future.result() for future in done)
+                yield _taken(self._grace.next(ended), pending)
         finally:
             for future in pending:
                 future.cancel()
@@ -237,6 +239,11 @@ class RewardTable:
             )
             for name, value in values.items()
         ]
+
+
+def _taken(future: Future[ScoredSample], pending: set[Future[ScoredSample]]) -> ScoredSample:
+    pending.remove(future)
+    return future.result()
 
 
 def _score(part: PartSpec, verdict: Verdict, log: Log) -> float:

@@ -141,6 +141,8 @@ class _Worker:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._replies = self._process.stdin, self._process.stdout
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._replies, selectors.EVENT_READ)
         self._buffer = b""
         self.pid = self._process.pid
 
@@ -158,16 +160,14 @@ class _Worker:
     def reply(self, limit_seconds: float) -> Any:
         """The next reply of the helper, as soon as it is there."""
         deadline = time.monotonic() + limit_seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._replies, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0 or not selector.select(remaining):
-                    raise WorkerTimeout(f"no verdict within {limit_seconds:g} seconds")
-                chunk = os.read(self._replies.fileno(), 1 << 16)
-                if not chunk:
-                    raise WorkerCrashed(self._obituary())
-                self._buffer += chunk
+        while b"\n" not in self._buffer:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not self._selector.select(remaining):
+                raise WorkerTimeout(f"no verdict within {limit_seconds:g} seconds")
+            chunk = os.read(self._replies.fileno(), 1 << 16)
+            if not chunk:
+                raise WorkerCrashed(self._obituary())
+            self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         reply = json.loads(line)
         if "error" in reply:
@@ -182,6 +182,7 @@ class _Worker:
         """End the process and close its pipes; only for the one caller who holds the helper."""
         self._process.kill()
         self._process.wait()
+        self._selector.close()
         for stream in (self._requests, self._replies, self._errors):
             with contextlib.suppress(BrokenPipeError):  # a request that was never read is still in the buffer
                 stream.close()

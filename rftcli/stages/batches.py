@@ -71,10 +71,8 @@ def group_of(experience: Experience) -> int | None:
 
 
 def by_length(experiences: Sequence[Experience], plan: BatchPlan) -> Sequence[Experience]:
-    """The order in which a token budget wastes least: the longest first, equals as they come, and whole groups where prompts are shared. Cut by rows,
-    the order stays as it is."""
-    if plan.tokens_per_micro_batch is None:
-        return experiences
+    """The order in which micro-batches waste least: the longest first, so that rows are padded to others of their length, equals as they come, and
+    whole groups where prompts are shared."""
     ordered = sorted(experiences, key=lambda experience: -len(experience.token_ids))
     if not plan.share_prompts:
         return ordered

@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,26 @@ def test_completions_are_made_in_the_thread_that_asks_for_scores(folder: Path) -
     with closing(RewardTable({"math": [python("value")]}, search_path=[folder])) as table:
         assert [sample.reward for sample in table.score(produce())] == [1.0]
     assert threads == [threading.current_thread().name]
+
+
+def test_what_is_pending_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of completions that come at once, faster than they are scored: looking through all of them at each one takes longer than scoring."""
+    asked, gate, done = [0], threading.Event(), Future.done
+
+    def counted(future: Future[Any]) -> bool:
+        asked[0] += 1
+        return done(future)
+
+    def completions() -> Iterator[Completion]:
+        yield from (completion(sample=number) for number in range(300))
+        gate.set()
+
+    monkeypatch.setattr(Future, "done", counted)
+    monkeypatch.setattr(RewardTable, "_score_part", lambda *_: gate.wait(10) and [PartScore(name="exact", value=1.0, weight=1.0, seconds=0.0)])
+    with closing(RewardTable({"math": [rule("exact")]})) as scorer:
+        scored = list(scorer.score(completions()))
+    assert sorted(sample.completion.sample for sample in scored) == list(range(300))
+    assert asked[0] <= 3 * 300
 
 
 def test_an_engine_that_fails_fails_the_caller() -> None:

@@ -102,8 +102,17 @@ def test_a_token_budget(made: SimpleNamespace, layout: str, rows: list[int], pos
     assert [len(item.token_ids) for item in ordered] == [8, 5, 4, 3]
     parts = batches.micro_batches(ordered, plan, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
     assert [part.num_sequences for part in parts] == rows and [part.input_ids.numel() for part in parts] == positions
-    by_rows = made.plan("batch.micro_batch_size=2", "batch.prompts_per_step=32").batch
-    assert batches.by_length(experiences, by_rows) is experiences  # cut by rows, the order stays
+    by_rows = made.plan("batch.micro_batch_size=2", f"batch.layout={layout}", "batch.prompts_per_step=32").batch
+    parts = batches.micro_batches(batches.by_length(experiences, by_rows), by_rows, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
+    assert [part.input_ids.numel() for part in parts] == {"padded": [16, 8], "packed": [13, 7]}[layout]
+
+
+def test_rows_of_one_length_go_together(made: SimpleNamespace) -> None:
+    """Also where the cut is by rows: 4 x 8 and 4 x 2 positions, and not 8 x 8."""
+    experiences = [experience([row + 1] * length, 1) for row, length in enumerate([2, 8] * 4)]
+    plan = made.plan("batch.micro_batch_size=4", "batch.prompts_per_step=32").batch
+    parts = batches.micro_batches(batches.by_length(experiences, plan), plan, DENOMINATORS, SoloWorld(), pad_id=0, device=made.cpu)
+    assert [list(part.input_ids.shape) for part in parts] == [[4, 8], [4, 2]]
 
 
 def test_padding_is_worth_a_pass_where_it_is_more(made: SimpleNamespace) -> None:
