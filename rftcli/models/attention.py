@@ -65,12 +65,16 @@ def borders(position_ids: Tensor, device: torch.device | None = None) -> dict[st
 
 
 def model_inputs(model: nn.Module, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
-    """Arguments of a pass without cache over padded rows, or over packed ones (attention_mask None)."""
+    """Arguments of a pass without cache over padded rows, or over packed ones (attention_mask None).
+
+    Rows are padded behind their tokens, which no token looks back from: nothing has to be masked, and attention that is causal and no more runs in
+    faster kernels. What stands at the padding is read by nobody.
+    """
     device = input_ids.device
-    places = position_ids.to(device, non_blocking=True)
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": places, "use_cache": False}
     if attention_mask is not None:
-        return inputs
+        return {"input_ids": input_ids, "attention_mask": None, "position_ids": None, "use_cache": False}
+    places = position_ids.to(device, non_blocking=True)
+    inputs = {"input_ids": input_ids, "attention_mask": None, "position_ids": places, "use_cache": False}
     return inputs | (borders(position_ids, device) if packs(model) else _mask(model, position_ids, device))
 
 

@@ -82,9 +82,11 @@ class CausalPolicy(nn.Module):
             inputs["output_router_logits"] = True
         if self.head == "chunked":
             # the head is called as a module: a sharded engine gathers its weight in that call
-            features, score = self._hidden(inputs, select), self.model.get_output_embeddings()
+            (features, outputs), score = self._hidden(inputs, select), self.model.get_output_embeddings()
         else:
-            features, score = self._scores(inputs, select), nn.Identity()
+            (features, outputs), score = self._scores(inputs, select), nn.Identity()
+        if "output_router_logits" in inputs:
+            self.router_losses = router_losses(self.model.config, outputs.get("router_logits"), position_ids, attention_mask)
         at_once = HEAD_BYTES * positions_at_once(features.dtype, self.fused)
         chunk = max(1, at_once // (4 * self.model.config.get_text_config().vocab_size))
         calls = max(1, -(-most_tokens // chunk))
@@ -106,26 +108,19 @@ class CausalPolicy(nn.Module):
             most_tokens=batch.most_tokens,
         )
 
-    def _hidden(self, inputs: dict[str, Any], select: Tensor) -> Tensor:
-        """(N, H) the backbone's last hidden states at `select`."""
+    def _hidden(self, inputs: dict[str, Any], select: Tensor) -> tuple[Tensor, ModelOutput]:
+        """(N, H) the backbone's last hidden states at `select`, and all that it gave."""
         decoder = self._run_decoder or self.model.get_decoder()
         outputs = decoder(**inputs)
-        self._balance(inputs, outputs)
-        return outputs.last_hidden_state.flatten(0, 1).index_select(0, select)  # of (B, S, H)
+        return outputs.last_hidden_state.flatten(0, 1).index_select(0, select), outputs  # of (B, S, H)
 
-    def _scores(self, inputs: dict[str, Any], select: Tensor) -> Tensor:
-        """(N, V) the model's own scores at `select`; of the other columns none are computed where the model can leave them out."""
+    def _scores(self, inputs: dict[str, Any], select: Tensor) -> tuple[Tensor, ModelOutput]:
+        """(N, V) the model's own scores at `select`, and all that it gave; of the other columns none are computed where the model can leave them
+        out."""
         width = inputs["input_ids"].shape[1]
         if not self._keeps_logits:
             outputs = self.model(**inputs)
-            self._balance(inputs, outputs)
-            return outputs.logits.flatten(0, 1).index_select(0, select)
+            return outputs.logits.flatten(0, 1).index_select(0, select), outputs
         columns, place = torch.unique(select % width, return_inverse=True)
         outputs = self.model(**inputs, logits_to_keep=columns)
-        self._balance(inputs, outputs)
-        return outputs.logits[select // width, place]  # of (B, C, V)
-
-    def _balance(self, inputs: dict[str, Any], outputs: ModelOutput) -> None:
-        if "output_router_logits" in inputs:
-            padding = None if "cu_seq_lens_q" in inputs else inputs["attention_mask"]
-            self.router_losses = router_losses(self.model.config, outputs.get("router_logits"), inputs["position_ids"], padding)
+        return outputs.logits[select // width, place], outputs  # of (B, C, V)

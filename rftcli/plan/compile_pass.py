@@ -22,12 +22,13 @@ def the_pass(asked: Asked, choice: Choice) -> Pass:
     positions = min(max(choice.tokens, asked.longest), asked.rows * asked.longest - saved_positions(recipe, asked.rows))
     layout = recipe.batch.layout
     packed = layout == "packed" or (layout == "auto" and policy.attention in PACKING)
-    mask = 0 if policy.attention in PACKING and packed else positions if packed else asked.longest
+    eager = policy.attention == "eager"
+    mask = 0 if policy.attention in PACKING else positions if packed else asked.longest if eager else 0
     lora, number = policy.lora, 1 if asked.world.device == "cuda" else DTYPE_BYTES[policy.dtype]
     return Pass(
         positions=positions,
         mask_width=mask,
-        eager=policy.attention == "eager",
+        eager=eager,
         adapters=lora is not None,
         widened=lora is not None and any(lora.options.get(name) for name in WIDENING),
         scaled=lora is not None and bool(lora.options.get("use_dora")),

@@ -229,7 +229,7 @@ class Pass:
 
     positions: int
     mask_width: int = 0
-    """Of the mask of every row, where one is needed: the longest row, or the whole pack; 0: none."""
+    """Of the mask of every row, where there is one: the whole pack, the longest row with eager attention; 0: none."""
     eager: bool = False
     adapters: bool = False
     """Only adapters are trained."""

@@ -73,7 +73,7 @@ def kept_bytes(
             results = policy(inputs.input_ids, inputs.position_ids, None, torch.arange(4), inputs.input_ids.flatten()[:4], 1.0)
             return found(), Pass(positions=inputs.input_ids.numel())
         results = policy(ids, torch.arange(length).expand(rows, length), mask, torch.arange(4), ids.flatten()[:4], 1.0)
-    mask_width = length if padded or attention == "eager" else 0
+    mask_width = length if attention == "eager" else 0  # padding behind the tokens needs none
     kinds = {"adapters": adapters, "dropout": 0 if dropout == 0 else DTYPES[dtype].itemsize, "widened": dora, "scaled": dora}
     assert results[0].requires_grad
     return found(), Pass(positions=rows * length, mask_width=mask_width, eager=attention == "eager", **kinds)
