@@ -199,7 +199,7 @@ def main() -> None:
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--new-lengths", action="store_true", help="other answers in every repeat")
-    parser.add_argument("--without-cudnn", action="store_true", help="attention of padded rows by the flash kernel, which builds nothing for a new shape")
+    parser.add_argument("--without-cudnn", action="store_true", help="attention of padded rows by the flash kernel instead")
     parser.add_argument("--no-gradient", action="store_true", help="a pass without gradient first, as old log-probs and references take")
     parser.add_argument("--plain-scores", action="store_true", help="scores are read by plain torch on a GPU too")
     parser.add_argument("--liger", action="store_true", help="Liger's kernels in the model (train.kernels)")

@@ -92,7 +92,7 @@ class RewardTable:
     def _scored(self, completions: Iterable[Completion]) -> Iterator[ScoredSample]:
         """The samples, combined as far as one completion alone allows."""
         pending: set[Future[ScoredSample]] = set()
-        ended: SimpleQueue[Future[ScoredSample]] = SimpleQueue()  # asking every one that is pending takes longer than scoring where there are hundreds
+        ended: SimpleQueue[Future[ScoredSample]] = SimpleQueue()  # asking all pending ones, time and again, takes longer than scoring
         try:
             for completion in completions:
                 future = self._begin(completion)
