@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rftcli.plan import memory
 from rftcli.plan.compile_models import trained_parameters
+from rftcli.plan.compile_packing import lengths_vary
 from rftcli.plan.compile_precision import keeping
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.compile_sampling import strategies, strategy_notes
@@ -48,6 +49,7 @@ def rollout_plan(recipe: Recipe, learner: LearnerPlan | None, notes: list[str]) 
         stop=tuple(section.stop),
         stop_token_ids=tuple(section.stop_token_ids),
         ignore_eos=section.ignore_eos,
+        lengths_vary=lengths_vary(recipe),
         most_rows=most_rows_of(recipe),
         batch_tokens=section.hf.batch_tokens,
         continuous=section.hf.continuous,

@@ -106,6 +106,8 @@ class RolloutPlan:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    lengths_vary: bool = True
+    """Answers may end before their longest length."""
     most_rows: int | None = None
     """The most rows of a pass where their number changes no bits (float32 on a CPU); None: `batch_rows`."""
     batch_tokens: int | None = None

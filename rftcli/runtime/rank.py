@@ -81,7 +81,7 @@ def _work(run: RunDir, attempt: AttemptDir, rank: int) -> None:
     from rftcli.plan.plan import plan_from_json
     from rftcli.runtime import memory_errors
     from rftcli.runtime import world as worlds
-    from rftcli.runtime.determinism import make_deterministic
+    from rftcli.runtime.chosen_kernels import attend_to_new_shapes, make_deterministic
     from rftcli.runtime.emit import Emitter
     from rftcli.runtime.environment import live_plan
 
@@ -91,6 +91,8 @@ def _work(run: RunDir, attempt: AttemptDir, rank: int) -> None:
     torch.set_num_threads(plan.world.threads_per_rank)
     if plan.world.deterministic:
         make_deterministic()
+    if plan.rollout.lengths_vary:
+        attend_to_new_shapes()
     world = worlds.join(plan.world.backend, _meeting(attempt, told, rank), plan.launch.timeout_minutes)
     emit = Emitter(run, attempt.number, writes=rank == 0, step=int(job.get("step", 0)))
     try:

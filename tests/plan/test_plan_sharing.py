@@ -56,6 +56,46 @@ def test_on_a_gpu_long_prompts_are_shared_where_nothing_is_said(
     assert came_to(compiled(*sets, machine=gpus)) == expected
 
 
+LLAMA = {"architecture": "LlamaForCausalLM"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "facts", "expected"),
+    [
+        ((), LLAMA, ("varlen", "packed", False)),
+        (LONG, LLAMA, ("varlen", "packed", True)),
+        (("rollout.ignore_eos=true",), LLAMA, ("sdpa", "padded", False)),  # all answers have one length
+        (("rollout.ignore_eos=true", "rollout.stop=[done]"), LLAMA, ("varlen", "packed", False)),
+        (("rollout.min_new_tokens=1024", "rollout.max_new_tokens=1024"), LLAMA, ("sdpa", "padded", False)),
+        (("models.policy.dtype=float32",), LLAMA, ("sdpa", "padded", False)),  # no flash kernel for it
+        (("models.policy.attention=sdpa",), LLAMA, ("sdpa", "padded", False)),
+        (("batch.layout=padded",), LLAMA, ("sdpa", "padded", False)),
+        (("batch.layout=packed",), LLAMA, ("sdpa", "packed", False)),
+        (("models.policy.dropout=0.1",), LLAMA, ("sdpa", "padded", False)),
+        (("models.policy.trust_remote_code=true",), LLAMA, ("sdpa", "padded", False)),
+        (("train.compile=true",), LLAMA, ("sdpa", "padded", False)),
+        ((), {"architecture": "BloomForCausalLM"}, ("sdpa", "padded", False)),  # not known to take borders
+        ((), {**LLAMA, "plain_attention": False}, ("sdpa", "padded", False)),
+        ((), {**LLAMA, "attends_only": False}, ("sdpa", "padded", False)),
+        (("algorithm.advantage.kind=gae", "models.critic={}"), {**LLAMA, "critic": ModelFacts(path="/critic")}, ("sdpa", "padded", False)),
+    ],
+)
+def test_on_a_gpu_rows_are_packed_where_answers_end_by_themselves(
+    compiled: Compiled, gpus: MachineFacts, sets: tuple[str, ...], facts: dict[str, object], expected: tuple[str, str, bool]
+) -> None:
+    plan = compiled(*sets, machine=gpus, **facts)
+    assert came_to(plan) == expected
+    assert any(note.startswith("rows are packed and attention is varlen") for note in plan.notes) is (expected == ("varlen", "packed", False))
+    assert came_to(compiled(*sets, **facts))[0] == "sdpa"  # on a CPU
+
+
+@pytest.mark.parametrize(
+    ("sets", "vary"), [((), True), (("rollout.ignore_eos=true",), False), (("rollout.ignore_eos=true", "rollout.stop=[x]"), True)]
+)
+def test_whether_answers_end_at_different_lengths(compiled: Compiled, sets: tuple[str, ...], vary: bool) -> None:
+    assert compiled(*sets).rollout.lengths_vary is vary
+
+
 NO_GROUPS = ("rollout.samples_per_prompt=1", "algorithm.advantage.kind=reinforce")
 
 

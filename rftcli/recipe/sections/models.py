@@ -62,7 +62,9 @@ class PolicyModel(Section):
         "auto", description="Number type of weights and activations; auto: float32 on a CPU, else bfloat16."
     )
     attention: Literal["auto", "eager", "sdpa", "varlen", "flash_2", "flash_3"] = Field(
-        "auto", description="Attention implementation of the trainer; `varlen` (torch's) and `flash_*` (flash-attn) take packed rows without a mask."
+        "auto",
+        description="Attention implementation of the trainer; `varlen` (torch's) and `flash_*` (flash-attn) take packed rows without a mask; `auto` "
+        "is `varlen` on a GPU where answers end at different lengths or prompts are shared, else `sdpa`.",
     )
     quantise: Quantise | None = Field(None, description="Frozen weights in 4 or 8 bits below a LoRA adapter; null keeps `dtype`.")
     dropout: Share = Field(0.0, description="Dropout probability in training; anything above 0 switches the on-policy shortcut off.")

@@ -1,4 +1,4 @@
-"""`train.deterministic`: only kernels whose results repeat. An operation that has none is an error that names it."""
+"""Which kernels torch may choose. `train.deterministic`: only those whose results repeat; an operation that has none is an error that names it."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def make_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
+
+
+def attend_to_new_shapes() -> None:
+    """No attention of cuDNN's: it builds a plan for every new shape of a pass, and where answers end by themselves every pass has one."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
