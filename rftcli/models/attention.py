@@ -34,6 +34,8 @@ IMPLEMENTATIONS = {"varlen": "rft_varlen", "flash_2": "rft_flash_2", "flash_3": 
 
 MOST_HEAD_DIM = 256
 """Widest head of the flash kernels."""
+OLDEST_GENERATION = 8
+"""First number of the compute capability of the oldest cards that they run on (Ampere)."""
 
 UNKNOWN = ("softcap", "s_aux", "position_bias")
 """Arguments that change the scores in ways no kernel here knows."""
@@ -230,7 +232,13 @@ def _fitting(query: Tensor, value: Tensor) -> Kernel | None:
     if query.device.type == "cpu":
         return CpuFlash()
     half = query.dtype in (torch.bfloat16, torch.float16)
-    return TorchFlash() if query.is_cuda and half and width % 8 == 0 and width <= MOST_HEAD_DIM else None
+    fits = query.is_cuda and half and width % 8 == 0 and width <= MOST_HEAD_DIM
+    return TorchFlash() if fits and _generation(query.device.index) >= OLDEST_GENERATION else None
+
+
+@cache
+def _generation(device: int) -> int:
+    return torch.cuda.get_device_capability(device)[0]
 
 
 def _one_by_one(
