@@ -67,3 +67,11 @@ class RecipeError(UsageError):
     def __init__(self, rendered: str, problems: tuple[object, ...] = ()) -> None:
         super().__init__(rendered)
         self.problems = problems
+
+
+def words(error: BaseException) -> str:
+    """The text of an exception of somebody's code, which may fail to make one."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"its text cannot be made ({type(failure).__name__})"

@@ -313,27 +313,35 @@ def _halved(parts: list[range], count: int) -> list[range]:
     return parts
 
 
-def group_micro_batches(lengths: Sequence[int], saved: Sequence[int], budget: int, *, at_least: int = 1) -> list[range]:
+def group_micro_batches(lengths: Sequence[int], saved: Sequence[int], budget: int, *, at_least: int = 1, pass_cost: int = 0) -> list[range]:
     """`token_micro_batches` of packed rows that cuts between groups where it can: a row belongs to the group of the one before it where it saves
-    something behind it. A group that alone is more than the budget is cut inside, and so are groups where there are fewer than `at_least` pieces.
+    something behind it. A group that alone is more than the budget is cut inside, and so are groups where there are fewer than `at_least` pieces, or
+    where that saves passes that cost more, at `pass_cost` tokens each beside their own, than what is computed again.
 
     >>> group_micro_batches([9, 8, 9, 8], [0, 6, 0, 6], 24)
     [range(0, 4)]
     >>> group_micro_batches([9, 8, 9, 8], [0, 6, 0, 6], 21)
     [range(0, 2), range(2, 4)]
+    >>> group_micro_batches([8, 8, 8] * 3, [0, 4, 4] * 3, 28, pass_cost=10)
+    [range(0, 5), range(5, 9)]
     """
+    anywhere = token_micro_batches(lengths, budget, padded=False, saved=saved, at_least=at_least)
     starts = [row for row in range(len(lengths)) if not saved[row]]
     pieces: list[range] = []
-    costs: list[int] = []
     for start, end in zip(starts, [*starts[1:], len(lengths)], strict=True):
         own = [0, *saved[start + 1 : end]]
-        for rows in token_micro_batches(lengths[start:end], budget, padded=False, saved=own):
-            pieces.append(range(start + rows.start, start + rows.stop))
-            costs.append(sum(lengths[row] for row in pieces[-1]) - sum(saved[row] for row in pieces[-1][1:]))
+        cuts = token_micro_batches(lengths[start:end], budget, padded=False, saved=own)
+        pieces += [range(start + rows.start, start + rows.stop) for rows in cuts]
     if len(pieces) < at_least:
-        return token_micro_batches(lengths, budget, padded=False, saved=saved, at_least=at_least)
-    together = token_micro_batches(costs, budget, padded=False, at_least=at_least)
-    return [range(pieces[part.start].start, pieces[part.stop - 1].stop) for part in together]
+        return anywhere
+    together = token_micro_batches([_shared_cost(lengths, saved, piece) for piece in pieces], budget, padded=False, at_least=at_least)
+    whole = [range(pieces[part.start].start, pieces[part.stop - 1].stop) for part in together]
+    return min(whole, anywhere, key=lambda parts: sum(_shared_cost(lengths, saved, part) + pass_cost for part in parts))
+
+
+def _shared_cost(lengths: Sequence[int], saved: Sequence[int], rows: range) -> int:
+    """Tokens of a micro-batch: its first row has its prompt in any case."""
+    return sum(lengths[row] for row in rows) - sum(saved[row] for row in rows[1:])
 
 
 def _greedy(lengths: Sequence[int], budget: int, padded: bool, saved: Sequence[int]) -> list[range]:

@@ -27,6 +27,7 @@ from transformers.masking_utils import sdpa_mask
 
 from rftcli.errors import MachineError, UsageError
 from rftcli.models.flash import CpuFlash, Kernel, PackedAttention, Spans, TorchFlash
+from rftcli.models.flash_packages import FLASH
 from rftcli.models.packed_rows import PackedRow, block_mask, read_row
 
 IMPLEMENTATIONS = {"varlen": "rft_varlen", "flash_2": "rft_flash_2", "flash_3": "rft_flash_3"}
@@ -275,9 +276,6 @@ def _flash(package: str) -> Callable[..., Tensor]:
 
     return kernel
 
-
-FLASH = {"flash_2": "flash_attn", "flash_3": "flash_attn_interface"}
-"""Kind -> package with `flash_attn_varlen_func`."""
 
 # How to add one: a function (module, query, key, value, *, ends, longest, scaling, window) -> (1, S, H, D), its name here and in IMPLEMENTATIONS.
 KERNELS: dict[str, Callable[..., Tensor]] = {"varlen": _varlen, **{kind: _flash(package) for kind, package in FLASH.items()}}

@@ -30,8 +30,10 @@ _FIXED_OPTIONS = frozenset({
 _HUB_OPTIONS = frozenset({"token", "cache_dir", "subfolder", "local_files_only", "force_download", "proxies"})
 """Arguments that say where files come from: needed for the configuration and again for the weights."""
 
-_DROPOUT_NAME = re.compile(r"dropout|pdrop|layerdrop")
-"""Names of probabilities in configurations and modules: attention_dropout, resid_pdrop, summary_first_dropout, layerdrop, ..."""
+_DROPOUT_NAME = re.compile(r"dropout|pdrop|layerdrop|jitter")
+"""Names of probabilities in configurations and modules: attention_dropout, resid_pdrop, summary_first_dropout, layerdrop, router_jitter_noise, ..."""
+_ALWAYS_OFF = re.compile(r"layerdrop|jitter")
+"""Those that dropout does not stand for: they leave out layers, or add noise to a router and what goes into it."""
 
 
 def load_tokenizer(
@@ -218,7 +220,7 @@ def _set_probabilities(owner: object, dropout: float) -> None:
     """Every number of the object whose name says dropout. A None (a head this model has not got) stays None."""
     for name, value in list(vars(owner).items()):
         if isinstance(value, (int, float)) and not isinstance(value, bool) and _DROPOUT_NAME.search(name):
-            setattr(owner, name, 0.0 if "layerdrop" in name else dropout)
+            setattr(owner, name, 0.0 if _ALWAYS_OFF.search(name) else dropout)
 
 
 def special_tokens(tokenizer: Any) -> set[str]:

@@ -47,6 +47,8 @@ class Agreement:
     tolerance: float
     shared: float | None = None
     """None: not measured."""
+    training: float | None = None
+    """Of the padded layout in training mode; None: not measured."""
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -67,11 +69,13 @@ def agreement(
     sequences: Sequence[Sequence[int]] | None = None,
     tolerance: float | None = None,
     shares_prompts: bool = False,
+    in_training: bool = False,
 ) -> Agreement:
     """Compare the policy with plain forward passes over `sequences` (each of two or more ids; keyed ones of `LENGTHS` if None).
 
     The head is "chunked" if the bare head on the backbone's output gives the model's own scores, else "model". The policy itself is left as it was.
-    `tolerance`: instead of that of the number type. `shares_prompts`: rows in which completions share a prompt are compared too.
+    `tolerance`: instead of that of the number type. `shares_prompts`: rows in which completions share a prompt are compared too. `in_training`: a
+    pass in training mode as well, where a model without dropout has to compute the same.
     Collective where weights are sharded: every rank has to call it with the same sequences.
     """
     model = policy.model
@@ -101,6 +105,7 @@ def agreement(
             packed=_difference(policy, packed(rows), expected, temperature),
             positions=expected.numel(),
             shared=common,
+            training=_difference(policy.train(), padded(rows, pad_id=0), expected, temperature) if in_training else None,
             tolerance=TOLERANCE[dtype] if tolerance is None else tolerance,
         )
     finally:

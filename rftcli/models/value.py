@@ -24,6 +24,10 @@ HEADS = ("score", "classifier")
 """What transformers' token classifiers call their head."""
 
 
+AHEAD = 0.02
+"""Part of the largest hidden number by which numbers of a token may differ with another token behind it: more than rounding in bfloat16."""
+
+
 class ValueModel(nn.Module):
     """`protocols.Policy.values` over a token classifier with one label.
 
@@ -124,9 +128,25 @@ def load_value_model(
         for name in fresh:
             getattr(linear, name).zero_()
     _set_module_dropout(model, 0.0)
+    model.eval().to(device)
+    if _looks_ahead(model):
+        raise UsageError(f"{path} looks at the tokens behind the one that it values", hint="give a causal model as `models.critic.from`")
     if kernels == "liger":
         fused.apply(model)
-    return model.eval().to(device)
+    return model
+
+
+@torch.no_grad()
+def _looks_ahead(model: PreTrainedModel) -> bool:
+    """Whether what is computed of a token changes with those behind it: such values know what they are to foretell, and padding."""
+    attention = model.config._attn_implementation
+    ids = torch.tensor([[3, 1, 2, 0], [3, 1, 2, 4]], device=next(model.parameters()).device) % model.config.get_text_config().vocab_size
+    model.config._attn_implementation = "eager" if attention == "eager" else "sdpa"  # on a CPU too, and whatever packs later
+    try:
+        hidden = model.base_model(**model_inputs(model, ids, torch.arange(4).expand(2, 4), torch.ones_like(ids)))[0][:, :-1].float()
+    finally:
+        model.config._attn_implementation = attention
+    return bool((hidden[0] - hidden[1]).abs().max() > AHEAD * hidden.abs().max())
 
 
 def export_value_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state_dict: Mapping[str, Tensor], directory: Path) -> None:

@@ -73,8 +73,8 @@ def compile_plan(
         nodes=facts.nodes,
     )
     trained_on = (facts.model, reference_facts, critic, teacher)
-    recipe = with_sharing(recipe, trained_on, device, problems, notes)
-    recipe = with_packing(recipe, trained_on, device, notes)
+    recipe = with_packing(recipe, trained_on, facts.machine, notes)
+    recipe = with_sharing(recipe, trained_on, facts.machine, problems, notes)
     recipe = with_kernels(recipe, (facts.model, reference_facts, critic), facts.machine, problems, notes)
     scored_by = scorer_plans(recipe, facts, world, scorers or {}, problems, notes)
     own_reference = reference_facts or (None if reference_path is None else ModelFacts(path=reference_path))
@@ -99,7 +99,7 @@ def compile_plan(
     rollout = with_engine(rollout, recipe, room, world, policy, training_parts(asked, learner, batch), problems, notes)
     if rollout is not None:
         check_replica(rollout, recipe, policy, world, room, problems, notes)
-    check_lengths(recipe, facts, problems)
+    check_lengths(recipe, facts, problems, notes)
     check_eval_lengths(recipe, facts, problems)
     check_overlong(recipe, problems)
     evaluation = eval_plan(recipe, facts, search_path, problems)

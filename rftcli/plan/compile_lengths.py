@@ -32,8 +32,15 @@ def with_length(recipe: Recipe, facts: Facts, problems: list[PlanProblem], notes
     return recipe.model_copy(update=changed)
 
 
-def check_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem]) -> None:
-    limit = facts.model.max_positions
+def check_lengths(recipe: Recipe, facts: Facts, problems: list[PlanProblem], notes: list[str]) -> None:
+    limit, switch = facts.model.max_positions, facts.model.rope_switch
+    longest = int(recipe.rollout.max_prompt_tokens) + int(recipe.rollout.max_new_tokens)
+    if switch is not None and longest > switch:
+        notes.append(
+            f"the model's rotary frequencies are others from {switch} positions on, for all rows of a pass that has a longer one: log-probs of short "
+            f"rows then depend on their neighbours; keep max_prompt_tokens + max_new_tokens, {longest} here, within {switch}, or set "
+            "batch.micro_batch_size: 1"
+        )
     if limit is None:
         return
     prompt, found = recipe.rollout.max_prompt_tokens, {problem.path for problem in problems}

@@ -1,4 +1,4 @@
-"""Whether completions lie in packed rows where the recipe says nothing about layout and attention.
+"""Whether completions lie in packed rows where the recipe leaves layout or attention open.
 
 Answers that end by themselves have other lengths in every step. Padded rows then compute their padding, and cuDNN's attention, the fastest for rows
 of a shape that comes again, builds a plan for every new one; so rows are packed, for the flash kernel. Answers of one length keep padded rows. What
@@ -7,29 +7,42 @@ it leaves out: shared prompts (`compile_sharing`), which are packed in any case.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rftcli.plan.compile_kernels import PROVED
-from rftcli.plan.facts import ModelFacts
+from rftcli.plan.facts import MachineFacts, ModelFacts
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
 
+BEFORE_AMPERE = re.compile(r"\b(K80|M60|P4|P40|P100|T4|V100|GTX|TITAN|RTX 20\d\d|Quadro RTX)\b")
+"""Names of cards that the flash kernels do not run on."""
 
-def with_packing(recipe: Recipe, models: Iterable[ModelFacts | None], device: str, notes: list[str]) -> Recipe:
+
+def with_packing(recipe: Recipe, models: Iterable[ModelFacts | None], machine: MachineFacts, notes: list[str]) -> Recipe:
     """The recipe with `varlen` attention and packed rows where they gain and are known to work. `models`: facts of all that micro-batches go through,
     where they are known."""
     policy, batch = recipe.models.policy, recipe.batch
-    if device != "cuda" or policy.attention != "auto" or batch.layout != "auto" or policy.dtype == "float32" or not lengths_vary(recipe):
+    if policy.attention != "auto" or batch.layout == "padded" or not flash_runs(recipe, machine):
         return recipe
     if policy.dropout > 0 or policy.router_loss > 0 or policy.trust_remote_code or recipe.train.compile:
         return recipe
     if not all(model is None or (model.architecture in PROVED and model.plain_attention and model.attends_only) for model in models):
         return recipe
-    notes.append("rows are packed and attention is varlen, since answers end at different lengths; equal ones (`ignore_eos`) lie in padded rows")
+    if batch.layout == "auto":
+        if not lengths_vary(recipe):
+            notes.append("rows are padded, since all answers have one length")
+            return recipe
+        notes.append("rows are packed, with varlen attention, since answers end at different lengths")
     packed = {"models": recipe.models.model_copy(update={"policy": policy.model_copy(update={"attention": "varlen"})})}
     return recipe.model_copy(update={**packed, "batch": batch.model_copy(update={"layout": "packed"})})
+
+
+def flash_runs(recipe: Recipe, machine: MachineFacts) -> bool:
+    """Whether the policy's number type and the card have a kernel for packed rows."""
+    return machine.gpus > 0 and recipe.models.policy.dtype != "float32" and not BEFORE_AMPERE.search(machine.gpu_name or "")
 
 
 def lengths_vary(recipe: Recipe) -> bool:

@@ -32,15 +32,18 @@ PASS_POSITIONS, PASS_MULTIPLICATIONS = 32, 22_000_000
 what calls take in the meantime (`benchmarks.update --shape tiny` with smaller and smaller budgets; passes of c2's and c3's models)."""
 
 
-def pass_cost(model: ModelFacts, device: str, layout: str, budget: int | None) -> int:
-    """Of `BatchPlan`. On a GPU calls take as long as some thousand positions: there a budget is filled.
+def pass_cost(model: ModelFacts, device: str, layout: str, budget: int | None, *, shares: bool = False) -> int:
+    """Of `BatchPlan`. On a GPU calls take as long as some thousand positions: there a budget is filled, with groups in which prompts are shared where
+    that computes few of them again: a pass of a small model, of which the host is the slower side, takes nearly as long when it is half full.
 
     >>> pass_cost(ModelFacts(path="m", parameters=1_000_000), "cpu", "padded", 8192)
     54
     """
-    if device != "cpu" or layout != "padded" or budget is None:
+    if budget is None:
         return 0
-    return PASS_POSITIONS + round(PASS_MULTIPLICATIONS / (model.parameters or PASS_MULTIPLICATIONS))
+    if device != "cpu":
+        return budget // 4 if shares else 0
+    return PASS_POSITIONS + round(PASS_MULTIPLICATIONS / (model.parameters or PASS_MULTIPLICATIONS)) if layout == "padded" else 0
 
 
 def skips_zero_advantage(recipe: Recipe) -> bool:

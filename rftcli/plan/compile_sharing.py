@@ -5,12 +5,14 @@ What it leaves out: how (`algo.align.shared`, `models.packed_rows`), and the pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rftcli.plan.compile_models import PACKING
+from rftcli.plan.compile_packing import flash_runs
 from rftcli.plan.compile_problems import PlanProblem
-from rftcli.plan.facts import ModelFacts
+from rftcli.plan.facts import MachineFacts, ModelFacts
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
@@ -20,14 +22,16 @@ SHARING = ("varlen", "sdpa", "eager")
 WORTH = 0.15
 """Share of a packed update's tokens that has to be saved: the second call of the attention kernel and the merge cost about an eighth of the time."""
 WORTH_PACKING = 0.5
-"""The same where nothing is said about layout and attention: real prompts are shorter than the longest, and some gain has to be left then."""
+"""The same of an update whose rows would be padded otherwise: real prompts are shorter than the longest, and some gain has to be left then."""
 
 
-def with_sharing(recipe: Recipe, models: Iterable[ModelFacts | None], device: str, problems: list[PlanProblem], notes: list[str]) -> Recipe:
+def with_sharing(
+    recipe: Recipe, models: Iterable[ModelFacts | None], machine: MachineFacts, problems: list[PlanProblem], notes: list[str]
+) -> Recipe:
     """The recipe with a value for `batch.share_prompts`; where it is true, rows are packed, and `auto` attention is varlen. `models`: facts of all
     that micro-batches go through, where they are known."""
     asked = recipe.batch.share_prompts
-    shares = _asked_for(recipe, models, problems) if asked is True else asked == "auto" and _worth_it(recipe, models, device, notes)
+    shares = _asked_for(recipe, models, problems) if asked is True else asked == "auto" and _worth_it(recipe, models, machine, notes)
     batch = recipe.batch.model_copy(update={"share_prompts": shares} | ({"layout": "packed"} if shares else {}))
     changed: dict[str, object] = {"batch": batch}
     if shares and recipe.models.policy.attention == "auto":
@@ -40,7 +44,19 @@ def saved_share(recipe: Recipe) -> float:
     """Share of an update's tokens that need not be computed, with prompts and completions as long as they can be."""
     rollout = recipe.rollout
     samples, prompt, completion = rollout.samples_per_prompt, int(rollout.max_prompt_tokens), int(rollout.max_new_tokens)
-    return (samples - 1) * prompt / (samples * (prompt + completion))
+    return (samples - _copies(recipe)) * prompt / (samples * (prompt + completion))
+
+
+def _copies(recipe: Recipe) -> float:
+    """How often a group's prompt is computed: once, and once more for each cut inside the group."""
+    rollout, batch = recipe.rollout, recipe.batch
+    samples, prompt, completion = rollout.samples_per_prompt, int(rollout.max_prompt_tokens), int(rollout.max_new_tokens)
+    if batch.micro_batch_size != "auto":  # cuts and ends of groups fall together once in their common multiple
+        return 1 + (samples - math.gcd(samples, batch.micro_batch_size)) / batch.micro_batch_size
+    if batch.tokens_per_micro_batch == "auto":
+        return 1.0
+    together = max(1, (batch.tokens_per_micro_batch - prompt) // completion)
+    return float(math.ceil(samples / together))
 
 
 def saved_positions(recipe: Recipe, rows: int) -> int:
@@ -58,11 +74,14 @@ def _asked_for(recipe: Recipe, models: Iterable[ModelFacts | None], problems: li
     return why is None
 
 
-def _worth_it(recipe: Recipe, models: Iterable[ModelFacts | None], device: str, notes: list[str]) -> bool:
+def _worth_it(recipe: Recipe, models: Iterable[ModelFacts | None], machine: MachineFacts, notes: list[str]) -> bool:
     attention, layout = recipe.models.policy.attention, recipe.batch.layout
-    saved = saved_share(recipe)
-    free = attention == layout == "auto" and device == "cuda" and recipe.models.policy.dtype != "float32"
+    saved, flash = saved_share(recipe), flash_runs(recipe, machine)
+    free = attention == layout == "auto" and flash
     if layout == "padded" or not (free or attention in PACKING) or saved < (WORTH_PACKING if free else WORTH):
+        if flash and saved >= WORTH_PACKING and (layout == "padded" or attention != "auto"):
+            key = "batch.layout: padded" if layout == "padded" else f"models.policy.attention: {attention}"
+            notes.append(f"prompts are not shared, which would save up to {saved:.0%} of the update's tokens: `{key}`")
         return False
     why = refusal(recipe, models)
     if why is not None:

@@ -71,7 +71,7 @@ def batch_plan(recipe: Recipe, facts: Facts, world: WorldPlan, attention: str, p
         share_prompts=shape.share_prompts,
         balance=balances(recipe),
         attention_cost=attention_cost(facts.model),
-        pass_cost=pass_cost(facts.model, world.device, layout, budget),
+        pass_cost=pass_cost(facts.model, world.device, layout, budget, shares=shape.share_prompts),
         skip_zero_advantage=skips_zero_advantage(recipe),
     )
 

@@ -122,7 +122,7 @@ def choice(recipe: Recipe, facts: Facts, world: WorldPlan) -> tuple[str, str]:
         return "hf", "rollout.first_token_temperature is of that engine alone"
     if recipe.rollout.hf.options != type(recipe.rollout.hf.options)():
         return "hf", "rollout.hf.options are of that engine alone"
-    return "vllm", "it is installed and there is a GPU"
+    return "vllm", "there is a GPU, and the package (of another machine it is taken to be there)"
 
 
 def on_the_ranks(engine: str, recipe: Recipe) -> bool:

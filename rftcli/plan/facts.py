@@ -48,6 +48,8 @@ class ModelFacts:
     """Tokens that a layer with a sliding window sees; None: no layer has one."""
     attends_only: bool = True
     """Whether every layer is attention, over the whole sequence or a sliding window: no recurrence, no chunks."""
+    rope_switch: int | None = None
+    """Positions from which the longest row of a pass changes the rotary frequencies of all its rows; None: it never does."""
     experts: int | None = None
     """Experts that a router chooses from in each layer; None: the model has no router."""
     revision: str | None = None

@@ -29,8 +29,8 @@ class BatchPlan:
     attention_cost: float = 0.0
     """Attention's work between two tokens, in parts of all other work on one: L tokens cost L + attention_cost x L^2."""
     pass_cost: int = 0
-    """What a pass over padded rows costs by itself, in positions: rows are cut so that passes and padding together cost least. 0: into as few passes
-    as the budget allows."""
+    """What a pass costs by itself, in positions: padded rows are cut so that passes and padding together cost least, groups that share prompts so
+    that passes and prompts computed again do. 0: into as few passes as the budget allows, and between groups."""
     skip_zero_advantage: bool = False
     """Completions whose advantage is 0 do not pass through the model in the policy's update."""
 

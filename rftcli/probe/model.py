@@ -153,6 +153,7 @@ def _facts(path: str, config: dict[str, Any], headers: list[dict[str, Any]], *, 
         plain_attention=not any(text.get(name) for name in NOT_PLAIN) and text.get("model_type") not in WITH_SINKS,
         window=_window(text),
         attends_only=set(text.get("layer_types") or ()) <= ATTENDING and not any(text.get(name) for name in NOT_ATTENTION),
+        rope_switch=_rope_switch(text),
         experts=next((text[name] for name in EXPERTS if text.get(name)), None),
         revision=revision,
         key_width=_key_width(text),
@@ -168,6 +169,15 @@ def _window(config: dict[str, Any]) -> int | None:
     kinds, window = config.get("layer_types"), config.get("sliding_window")
     unused = "sliding_attention" not in kinds if kinds else config.get("use_sliding_window") is False
     return None if unused or not window else int(window)
+
+
+def _rope_switch(config: dict[str, Any]) -> int | None:
+    """Of the kinds of scaling whose frequencies depend on the longest position that transformers is given."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su", "dynamic"):
+        return None
+    found = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+    return found if isinstance(found, int) else None
 
 
 def _key_width(config: dict[str, Any]) -> int | None:

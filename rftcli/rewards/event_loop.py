@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Coroutine
 from typing import Any
+
+from rftcli.rewards.limits import end_a_child_of
 
 CLOSE_SECONDS = 5.0
 """For functions to take note that they are cancelled."""
@@ -55,10 +58,13 @@ class EventLoop:
 
 async def _contained(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
     """(result, None), or (None, the exit that it asks for): asyncio lets those two through, and the loop would end under all that wait for it."""
+    process = os.getpid()
     try:
         return await coroutine, None
     except (SystemExit, KeyboardInterrupt) as error:
         return None, error
+    finally:
+        end_a_child_of(process)  # nobody waits for its copy of this loop
 
 
 async def _within(awaitable: Awaitable[Any], seconds: float) -> Any:

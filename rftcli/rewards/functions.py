@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rftcli.errors import UsageError
+from rftcli.errors import UsageError, words
 
 if TYPE_CHECKING:
     from rftcli.rewards.event_loop import EventLoop
@@ -315,7 +315,8 @@ def _count(value: Any) -> str:
 
 def describe(error: BaseException, place: bool = True) -> str:
     """One line about an exception of somebody's code: type, text, and, if `place`, the file and line that raised it."""
-    text = ADDRESS.sub("", f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    said = words(error)
+    text = ADDRESS.sub("", f"{type(error).__name__}: {said}" if said else type(error).__name__)
     frames = traceback.extract_tb(error.__traceback__)
     if place and frames:
         text += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"

@@ -6,11 +6,20 @@ threads do not pile up without end, no call starts while too many of them are st
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from rftcli.errors import EXIT_FAILED
+
 MOST_LEFT_BEHIND = 64
+
+
+def end_a_child_of(process: int) -> None:
+    """End this process if it is not `process`, but a child that somebody's function has forked: it must not go on as the rank."""
+    if os.getpid() != process:
+        os._exit(EXIT_FAILED)
 
 
 class TimedCalls:
@@ -27,12 +36,15 @@ class TimedCalls:
             if len(self._left) >= MOST_LEFT_BEHIND:
                 raise RuntimeError(f"{len(self._left)} earlier calls went over their time limit and never returned")
         outcome: dict[str, Any] = {}
+        process = os.getpid()
 
         def run() -> None:
             try:
                 outcome["value"] = work()
             except BaseException as error:  # handed to the caller, in its thread
                 outcome["error"] = error
+            finally:
+                end_a_child_of(process)
 
         thread = threading.Thread(target=run, name="timed-reward", daemon=True)
         thread.start()

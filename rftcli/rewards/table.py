@@ -19,13 +19,13 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any
 
-from rftcli.errors import EXIT_FAILED, RftError, UsageError
+from rftcli.errors import RftError, UsageError
 from rftcli.rewards.combine import GROUP_RECORD, bounded, combine_group, combined
 from rftcli.rewards.event_loop import EventLoop
 from rftcli.rewards.functions import Log, UserFunction, as_values, describe, load_function
 from rftcli.rewards.grace import STOP_GRACE_SECONDS, Grace, nobody_asks, row_of
 from rftcli.rewards.inputs import HeavyRule, RuleInput
-from rftcli.rewards.limits import TimedCalls
+from rftcli.rewards.limits import TimedCalls, end_a_child_of
 from rftcli.rewards.rules import check_options, open_rule
 from rftcli.rewards.scorers.desk import Desk, ScorerGoneError, after
 from rftcli.rewards.scorers.verdict import Verdict, is_number
@@ -198,7 +198,10 @@ class RewardTable:
         assert target is not None
         texts = {sample.completion.sample: self._text(sample.completion, "clean") for sample in group}
         with self._grace.call(f"rewards.{entry}.combine ({target})", row_of(group[0].completion)):
-            return combine_group(self._by_group[entry], target, specs, group, texts, step=self.step, total_steps=self._total_steps)
+            try:
+                return combine_group(self._by_group[entry], target, specs, group, texts, step=self.step, total_steps=self._total_steps)
+            finally:
+                end_a_child_of(self._pid)
 
     def _text(self, completion: Completion, kind: str) -> str:
         text = completion.text if kind == "clean" else completion.text_with_special
@@ -218,8 +221,7 @@ class RewardTable:
                 try:
                     told = _score(spec, asked[spec.name].result(), log) if spec.name in asked else opened.call(completion, text, step, log)
                 finally:
-                    if os.getpid() != self._pid:  # a child that the part has forked, and that must not go on as the rank
-                        os._exit(EXIT_FAILED)
+                    end_a_child_of(self._pid)
                 values = as_values(spec.target, told)
         except ScorerGoneError:
             raise

@@ -271,8 +271,16 @@ def proved(policy: CausalPolicy, plan: Plan, emit: Emitter) -> Agreement:
     Collective where weights are sharded."""
     rough = plan.policy.quantise is not None and plan.policy.quantise.bits == 8
     rounding = TOLERANCE_8_BITS if rough else None
-    probe = agreement(policy, temperature=plan.rollout.temperature, tolerance=rounding, shares_prompts=plan.batch.share_prompts)
+    still = plan.policy.dropout == 0 and (plan.policy.lora is None or plan.policy.lora.dropout == 0)
+    probe = agreement(
+        policy, temperature=plan.rollout.temperature, tolerance=rounding, shares_prompts=plan.batch.share_prompts, in_training=still
+    )
     form = plan.batch.form
+    if probe.training is not None and not probe.training <= probe.tolerance:
+        raise RftError(
+            f"in training mode the model's log-probs are others than in evaluation, by {probe.training:.2g} nats on average: it draws numbers",
+            hint="switch that off in the model's configuration (`models.policy.options` sets its keys); a router that samples cannot be trained",
+        )
     if form not in probe.layouts:
         other = "; or batch.share_prompts: false" if form == "shared" else f"; batch.layout: {probe.layouts[0]} agrees" if probe.layouts else ""
         raise RftError(

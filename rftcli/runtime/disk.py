@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rftcli.errors import MachineError, RftError
+from rftcli.errors import MachineError, RftError, words
 from rftcli.plan.memory import DTYPE_BYTES, GIB
 from rftcli.plan.plan import Plan
 
@@ -37,7 +37,7 @@ def is_full(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in FULL:
             return True
-        if not isinstance(seen, (OSError, RftError)) and any(text in str(seen) for text in FULL_TEXTS):
+        if not isinstance(seen, (OSError, RftError)) and any(text in words(seen) for text in FULL_TEXTS):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

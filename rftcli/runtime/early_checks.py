@@ -51,7 +51,7 @@ def check_positions(loaded: LoadedRecipe, policy: ModelFacts, problems: list[Pro
     if loaded.recipe.rollout.max_new_tokens == "auto" and policy.max_positions is None:
         return  # the plan says so
     recipe = with_length(loaded.recipe, facts, found, [])
-    check_lengths(recipe, facts, found)
+    check_lengths(recipe, facts, found, [])
     check_eval_lengths(recipe, facts, found)
     problems += [loaded.problem(one.path, one.message, reason=one.reason, hint=one.hint) for one in found]
 

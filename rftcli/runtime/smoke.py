@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rftcli.algo.batchmath import counted
 from rftcli.plan.plan import Plan, plan_to_json
 from rftcli.protocols import Observer
 from rftcli.runtime.launch import Outcome, launch
@@ -109,7 +110,7 @@ def full_length(job: Job, *, rows: int, prompt_tokens: int, new_tokens: int) -> 
         critic_update(experiences, job.roles.critic, plan, job.world, pad_id=job.pad_id, device=job.device)
         through += " and the critic"
     size = f"{rows} x {prompt_tokens + new_tokens} tokens"
-    text = f"a micro-batch of {size} went forward and backward through {through} on each of {job.world.size} ranks"
+    text = f"a micro-batch of {size} went forward and backward through {through} on {counted(job.world.size, 'rank')}"
     if job.device.type == "cuda":
         (peak,) = job.world.max([torch.cuda.max_memory_allocated(job.device) / 1024**3])
         text += f", peak {peak:.1f} GiB of GPU memory"

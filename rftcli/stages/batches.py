@@ -95,7 +95,7 @@ def _cuts(experiences: Sequence[Experience], plan: BatchPlan, *, at_least: int) 
     if plan.share_prompts:
         rows = _rows(experiences)
         saved = [row.prompt_tokens if place and align.same_prompt(rows[place - 1], row) else 0 for place, row in enumerate(rows)]
-        return batchmath.group_micro_batches(lengths, saved, plan.tokens_per_micro_batch, at_least=at_least)
+        return batchmath.group_micro_batches(lengths, saved, plan.tokens_per_micro_batch, at_least=at_least, pass_cost=plan.pass_cost)
     if plan.pass_cost:
         return batchmath.cheapest_micro_batches(lengths, plan.tokens_per_micro_batch, plan.pass_cost, at_least=at_least)
     return batchmath.token_micro_batches(lengths, plan.tokens_per_micro_batch, padded=plan.layout == "padded", at_least=at_least)

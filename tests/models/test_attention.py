@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import BertConfig, BertForTokenClassification, MistralConfig, MistralForCausalLM
 
 from rftcli.algo.align import Row, packed, padded
 from rftcli.algo.logprobs import plain_logprobs
@@ -13,6 +13,7 @@ from rftcli.models.policy import CausalPolicy
 from rftcli.models.value import ValueModel, load_value_model
 
 LENGTHS = (7, 1, 23, 12)
+VALUE = {"head": None, "dtype": "float32", "options": {}, "trust_remote_code": False, "device": "cpu"}
 
 
 def mistral(window: int | None):
@@ -102,8 +103,7 @@ def test_generation_with_a_cache_goes_on_as_before(zoo):
 
 def test_a_critic_is_packed_too(zoo, tmp_path):
     zoo.llama().save_pretrained(tmp_path)
-    settings = {"head": None, "dtype": "float32", "options": {}, "trust_remote_code": False, "device": "cpu"}
-    model = load_value_model(str(tmp_path), attention="varlen", **settings)
+    model = load_value_model(str(tmp_path), attention="varlen", **VALUE)
     assert packs(model)
     with torch.no_grad():
         for part in model.modules():
@@ -140,3 +140,14 @@ def test_every_kind_has_a_name_and_a_missing_package_is_told():
     for kind in ("flash_2", "flash_3"):
         with pytest.raises(MachineError, match=kind):
             implementation(kind)
+
+
+def test_a_critic_that_looks_ahead_is_refused(tmp_path):
+    """Its values know the tokens that they are to foretell, and the padding."""
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.2)
+    BertForTokenClassification(config).save_pretrained(tmp_path)
+    for attention in ("sdpa", "eager"):
+        with pytest.raises(UsageError, match="looks at the tokens behind") as caught:
+            load_value_model(str(tmp_path), attention=attention, **VALUE)
+        assert "causal model" in caught.value.hint

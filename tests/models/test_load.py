@@ -52,6 +52,12 @@ def test_dropout_is_set_everywhere(zoo, saved, dropout):
     assert {model.config.attn_pdrop, model.config.resid_pdrop, model.config.embd_pdrop} == {dropout}
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_noise_that_is_no_dropout_is_off_in_any_case(zoo, saved, dropout):
+    model = load(saved(zoo.llama(attention_dropout=0.1, router_jitter_noise=0.01, input_jitter_noise=0.02)), dropout=dropout)
+    assert (model.config.router_jitter_noise, model.config.input_jitter_noise, model.config.attention_dropout) == (0.0, 0.0, dropout)
+
+
 def test_dropout_off_makes_training_passes_repeatable(zoo, saved):
     ids = torch.arange(5, 25)[None]
     for build, changes in ((zoo.llama, {"attention_dropout": 0.5}), (zoo.gpt2, {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5})):

@@ -76,3 +76,13 @@ def test_a_model_that_ignores_positions_may_not_be_packed(zoo):
 
     found = agreement(CausalPolicy(Unaware(zoo.llama().config)), temperature=1.0)
     assert found.head == "chunked" and found.layouts == ("padded",) and found.packed > 1e-3
+
+
+def test_a_model_that_draws_numbers_in_training_is_found_out(zoo):
+    """As mixtures whose router samples or that add noise to it: every pass with gradients would be of another model."""
+    assert agreement(CausalPolicy(zoo.llama()), temperature=1.0, in_training=True).training < 1e-5
+    model = zoo.llama()
+    model.model.layers[0].mlp.register_forward_hook(lambda module, _, out: out + 0.5 * torch.randn_like(out) if module.training else None)
+    found = agreement(CausalPolicy(model), temperature=1.0, in_training=True)
+    assert found.layouts == ("padded", "packed") and found.training > found.tolerance
+    assert agreement(CausalPolicy(model), temperature=1.0).training is None

@@ -221,6 +221,15 @@ def test_lengths_beyond_the_model(compiled: Compiled, sets: tuple[str, ...], pat
     compiled(*sets, max_positions=None)  # the model's files do not say
 
 
+def test_frequencies_that_the_longest_row_changes_are_told(compiled: Compiled) -> None:
+    def told(switch: int | None) -> list[str]:
+        sets = ("rollout.max_prompt_tokens=100", "rollout.max_new_tokens=100")
+        return [note for note in compiled(*sets, rope_switch=switch).notes if "rotary frequencies are others from" in note]
+
+    (note,) = told(199)
+    assert "200 here, within 199" in note and not told(200) and not told(None)
+
+
 def test_all_problems_at_once(compiled: Compiled) -> None:
     found = problems_of(compiled, "batch.prompts_per_step=3", "train={steps: null, data_passes: 1}", ranks=2, max_positions=100, train_rows=None)
     assert set(found) == {"batch.prompts_per_step", "rollout.max_new_tokens", "train.data_passes"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -56,21 +57,29 @@ def test_on_a_gpu_long_prompts_are_shared_where_nothing_is_said(
     assert came_to(compiled(*sets, machine=gpus)) == expected
 
 
+SMALL = ("rollout.max_prompt_tokens=64", "rollout.max_new_tokens=1024")
+SHORT = ("rollout.max_prompt_tokens=512", "rollout.max_new_tokens=512")
 LLAMA = {"architecture": "LlamaForCausalLM"}
 
 
 @pytest.mark.parametrize(
     ("sets", "facts", "expected"),
     [
-        ((), LLAMA, ("varlen", "packed", False)),
+        ((), LLAMA, ("varlen", "packed", True)),  # 29%
+        (SMALL, LLAMA, ("varlen", "packed", False)),  # 5%
         (LONG, LLAMA, ("varlen", "packed", True)),
         (("rollout.ignore_eos=true",), LLAMA, ("sdpa", "padded", False)),  # all answers have one length
-        (("rollout.ignore_eos=true", "rollout.stop=[done]"), LLAMA, ("varlen", "packed", False)),
+        ((*SMALL, "rollout.ignore_eos=true", "rollout.stop=[done]"), LLAMA, ("varlen", "packed", False)),
         (("rollout.min_new_tokens=1024", "rollout.max_new_tokens=1024"), LLAMA, ("sdpa", "padded", False)),
         (("models.policy.dtype=float32",), LLAMA, ("sdpa", "padded", False)),  # no flash kernel for it
         (("models.policy.attention=sdpa",), LLAMA, ("sdpa", "padded", False)),
         (("batch.layout=padded",), LLAMA, ("sdpa", "padded", False)),
-        (("batch.layout=packed",), LLAMA, ("sdpa", "packed", False)),
+        ((*SMALL, "batch.layout=packed"), LLAMA, ("varlen", "packed", False)),
+        ((*SMALL, "batch.layout=packed", "rollout.ignore_eos=true"), LLAMA, ("varlen", "packed", False)),
+        (("batch.layout=packed",), {}, ("sdpa", "packed", False)),
+        ((*SHORT,), LLAMA, ("varlen", "packed", True)),  # 44%, and packed in any case
+        ((*SHORT, "rollout.ignore_eos=true"), LLAMA, ("sdpa", "padded", False)),
+        ((*SHORT, "batch.micro_batch_size=1"), LLAMA, ("varlen", "packed", False)),  # every answer alone
         (("models.policy.dropout=0.1",), LLAMA, ("sdpa", "padded", False)),
         (("models.policy.trust_remote_code=true",), LLAMA, ("sdpa", "padded", False)),
         (("train.compile=true",), LLAMA, ("sdpa", "padded", False)),
@@ -85,8 +94,39 @@ def test_on_a_gpu_rows_are_packed_where_answers_end_by_themselves(
 ) -> None:
     plan = compiled(*sets, machine=gpus, **facts)
     assert came_to(plan) == expected
-    assert any(note.startswith("rows are packed and attention is varlen") for note in plan.notes) is (expected == ("varlen", "packed", False))
+    assert ("rows are packed, with varlen attention, since answers end at different lengths" in plan.notes) is (
+        expected[1] == "packed" and "batch.layout=packed" not in sets
+    )
     assert came_to(compiled(*sets, **facts))[0] == "sdpa"  # on a CPU
+
+
+@pytest.mark.parametrize("name", ["Tesla V100-SXM2-16GB", "Tesla T4", "NVIDIA GeForce RTX 2080 Ti", "T4"])
+def test_cards_without_a_flash_kernel_have_padded_rows(compiled: Compiled, gpus: MachineFacts, name: str) -> None:
+    assert came_to(compiled(*LONG, machine=replace(gpus, gpu_name=name), **LLAMA)) == ("sdpa", "padded", False)
+    assert came_to(compiled(*LONG, machine=replace(gpus, gpu_name="NVIDIA RTX 4090"), **LLAMA)) == ("varlen", "packed", True)
+
+
+@pytest.mark.parametrize(
+    ("sets", "note"),
+    [
+        ((*LONG, "batch.layout=padded"), "prompts are not shared, which would save up to 78% of the update's tokens: `batch.layout: padded`"),
+        ((*LONG, "models.policy.attention=sdpa"), "which would save up to 78% of the update's tokens: `models.policy.attention: sdpa`"),
+        (("rollout.ignore_eos=true",), "rows are padded, since all answers have one length"),
+    ],
+)
+def test_the_plan_says_why_rows_are_as_they_are(compiled: Compiled, gpus: MachineFacts, sets: tuple[str, ...], note: str) -> None:
+    assert any(note in found for found in compiled(*sets, machine=gpus, **LLAMA).notes)
+
+
+@pytest.mark.parametrize(
+    ("cut", "saved"),
+    [("micro_batch_size=8", 78), ("micro_batch_size=4", 67), ("micro_batch_size=3", 52), ("micro_batch_size=2", 44), ("micro_batch_size=16", 78),
+     ("tokens_per_micro_batch=4096", 78), ("tokens_per_micro_batch=3072", 67)],
+)  # fmt: skip
+def test_what_is_saved_counts_prompts_of_groups_that_are_cut(compiled: Compiled, cut: str, saved: int) -> None:
+    """8 answers of 256 behind 2,048: of 8 prompts 7 are saved, 6 where a group is cut once, 8 - 10/3 where three answers go together."""
+    notes = compiled(*LONG, "models.policy.attention=varlen", f"batch.{cut}").notes
+    assert any(f"up to {saved}% of the update's tokens are saved" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_auto_says_which_engine_and_why(compiled: Compiled, gpus: MachineFacts, 
         plan = compiled(*sets, **({} if machine is None else {"machine": machine}), **SMALL)
         return plan.rollout.engine, next(note for note in plan.notes if note.startswith("rollout.engine"))
 
-    assert chosen(with_vllm) == ("vllm", "rollout.engine vllm: it is installed and there is a GPU")
+    assert chosen(with_vllm) == ("vllm", "rollout.engine vllm: there is a GPU, and the package (of another machine it is taken to be there)")
     assert chosen(gpus) == ("hf", "rollout.engine hf: vllm is not installed (pip install 'rftcli[vllm]')")
     assert chosen(None) == ("hf", "rollout.engine hf: no GPU is used")
     assert chosen(with_vllm, "rollout.hf.options.typical_p=0.9")[0] == "hf"

@@ -274,3 +274,19 @@ def test_a_revision_is_pinned_to_its_commit(tmp_path: Path) -> None:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split("\n")[:4] == [f"{new} 16", f"{old} 8", f"{old} 8", f"{new} None"]
+
+
+@pytest.mark.parametrize(
+    ("rope", "switch"),
+    [
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 2048}, 2048),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 1024}}, 1024),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 4096),
+        ({"rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": 1024}}, None),
+        ({}, None),
+    ],
+)
+def test_where_the_longest_row_changes_the_frequencies_of_all(directory: Path, rope: dict[str, Any], switch: int | None) -> None:
+    (directory / "config.json").write_text(json.dumps(LLAMA_2_7B | rope))
+    safetensors(directory / "model.safetensors", {"a": ("BF16", [10, 20])})
+    assert model_facts(str(directory)).rope_switch == switch

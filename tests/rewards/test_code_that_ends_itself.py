@@ -40,6 +40,19 @@ def forks(completion):
     if child == 0:
         sys.exit(3)
     return float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+async def forks_later(completion):
+    child = os.fork()
+    if child == 0:
+        return 1.0  # not the rank's: its loop is a copy that nobody waits for
+    return float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+def group_forks(scores):
+    child = os.fork()
+    if child == 0:
+        return [1.0 for _ in scores]
+    return [float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))] * len(scores)
+class Wordless(Exception):
+    def __str__(self): raise RuntimeError("no words")
+def wordless(completion): raise Wordless
 def estimate(rewards): sys.exit(3)
 class Closes:
     def __call__(self, completion): return 1.0
@@ -135,9 +148,22 @@ def test_a_combining_function_that_exits(folder: Path) -> None:
     assert all(sample.reward is None and sample.error is not None and "SystemExit: 3" in sample.error for sample in found)
 
 
-def test_a_child_that_a_part_has_forked_does_not_go_on_as_the_rank(folder: Path) -> None:
-    found = within(60, lambda: score(folder, part("forks")))
+@pytest.mark.parametrize("limit", [None, 30.0])
+@pytest.mark.parametrize("name", ["forks", "forks_later"])
+def test_a_child_that_a_part_has_forked_does_not_go_on_as_the_rank(folder: Path, name: str, limit: float | None) -> None:
+    """It ends with the code of a failure, which is what its parent gives as reward."""
+    found = within(60, lambda: score(folder, part(name, timeout_seconds=limit)))
     assert [sample.reward for sample in found] == [1.0] * 3
+
+
+def test_a_child_of_a_combining_function_does_not_go_on_either(folder: Path) -> None:
+    found = within(60, lambda: score(folder, part("plain"), combine="group_forks"))
+    assert [sample.reward for sample in found] == [1.0] * 3
+
+
+def test_an_error_without_words_is_an_error_of_its_sample(folder: Path) -> None:
+    found = within(60, lambda: score(folder, part("wordless")))
+    assert all("Wordless: its text cannot be made (RuntimeError)" in str(sample.parts[0].error) for sample in found)
 
 
 def test_a_scorer_that_exits_is_an_error_of_its_rows(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -491,6 +491,14 @@ def test_kernels_that_are_not_installed(recipe: Callable[..., Path], tmp_path: P
     assert there.plan.policy.kernels == "liger"
 
 
+def test_attention_that_is_not_installed(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    for command in (plan, lambda path, *sets: validate(path, sets, ranks=None, gpus=None)):
+        with pytest.raises(MachineError, match="attention: flash_2 needs the package `flash_attn`") as caught:
+            command(recipe(), "models.policy.attention=flash_2")
+        assert caught.value.hint is not None and "varlen" in caught.value.hint
+
+
 def test_kernels_on_a_cpu(recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "packages" / "liger_kernel").mkdir(parents=True)
     (tmp_path / "packages" / "liger_kernel" / "__init__.py").touch()
