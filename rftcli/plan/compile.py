@@ -19,7 +19,7 @@ from rftcli.plan.compile_kernels import with_kernels
 from rftcli.plan.compile_lengths import check_eval_lengths, check_lengths, with_length
 from rftcli.plan.compile_memory import Asked, memory_plan, training_parts, with_memory
 from rftcli.plan.compile_models import check_models, model_plan, reference_plans
-from rftcli.plan.compile_packing import with_packing
+from rftcli.plan.compile_packing import padding_notes, with_packing
 from rftcli.plan.compile_ppo import check_router, critic_plan, kl_plan, supervised_plan
 from rftcli.plan.compile_precision import check_update
 from rftcli.plan.compile_problems import CompileError, PlanProblem
@@ -75,6 +75,7 @@ def compile_plan(
     trained_on = (facts.model, reference_facts, critic, teacher)
     recipe = with_packing(recipe, trained_on, facts.machine, notes)
     recipe = with_sharing(recipe, trained_on, facts.machine, problems, notes)
+    notes.extend(padding_notes(recipe, facts.machine))
     recipe = with_kernels(recipe, (facts.model, reference_facts, critic), facts.machine, problems, notes)
     scored_by = scorer_plans(recipe, facts, world, scorers or {}, problems, notes)
     own_reference = reference_facts or (None if reference_path is None else ModelFacts(path=reference_path))

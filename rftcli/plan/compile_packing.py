@@ -33,11 +33,16 @@ def with_packing(recipe: Recipe, models: Iterable[ModelFacts | None], machine: M
         return recipe
     if batch.layout == "auto":
         if not lengths_vary(recipe):
-            notes.append("rows are padded, since all answers have one length")
             return recipe
         notes.append("rows are packed, with varlen attention, since answers end at different lengths")
     packed = {"models": recipe.models.model_copy(update={"policy": policy.model_copy(update={"attention": "varlen"})})}
     return recipe.model_copy(update={**packed, "batch": batch.model_copy(update={"layout": "packed"})})
+
+
+def padding_notes(recipe: Recipe, machine: MachineFacts) -> list[str]:
+    """Why rows stayed padded where the plan might have packed them. `recipe`: after prompts that are shared."""
+    free = recipe.models.policy.attention == "auto" and recipe.batch.layout == "auto"
+    return ["rows are padded, since all answers have one length"] if free and flash_runs(recipe, machine) and not lengths_vary(recipe) else []
 
 
 def flash_runs(recipe: Recipe, machine: MachineFacts) -> bool:

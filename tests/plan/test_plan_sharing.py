@@ -116,6 +116,7 @@ def test_cards_without_a_flash_kernel_have_padded_rows(compiled: Compiled, gpus:
 )
 def test_the_plan_says_why_rows_are_as_they_are(compiled: Compiled, gpus: MachineFacts, sets: tuple[str, ...], note: str) -> None:
     assert any(note in found for found in compiled(*sets, machine=gpus, **LLAMA).notes)
+    assert not any("rows are padded" in found for found in compiled(*LONG, "rollout.ignore_eos=true", machine=gpus, **LLAMA).notes)  # shared
 
 
 @pytest.mark.parametrize(
