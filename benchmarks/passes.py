@@ -29,6 +29,8 @@ from rftcli.models import kernels
 from rftcli.models.attention import implementation
 from rftcli.models.policy import CausalPolicy
 from rftcli.models.scores import kernels_work
+from rftcli.plan.compile_passing import pass_cost
+from rftcli.plan.facts import ModelFacts
 from rftcli.plan.plan import BatchPlan
 from rftcli.runtime.world import SoloWorld
 from rftcli.stages import batches
@@ -98,6 +100,7 @@ def micro_batches(options: argparse.Namespace, layout: str, shares: bool, device
     plan = BatchPlan(
         prompts_per_step=options.prompts, samples_per_prompt=options.samples, updates_per_step=1, epochs=1, micro_batch_size=1, layout=layout,
         equation="", needs_prepass=None, tokens_per_micro_batch=options.tokens, share_prompts=shares,
+        pass_cost=pass_cost(ModelFacts(path=options.shape), device.type, layout, options.tokens, shares=shares),
     )  # fmt: skip
     rows = batches.by_length(experiences(options, repeat), plan)
     return batches.micro_batches(rows, plan, batches.NO_DENOMINATORS, SoloWorld(), pad_id=0, device=device)
@@ -186,7 +189,7 @@ def line(name: str, found: dict[str, Any]) -> str:
     memory = "" if "memory_gib" not in found else f"  memory {found['memory_gib']:.1f} GiB"
     before = f"no gradient {found['no_gradient']:.3f} + " if found["no_gradient"] > 0.001 else ""
     passes = f"{before}forward {found['forward']:.3f} + backward {found['backward']:.3f}"
-    work = f"{found['micro_batches']} x, {found['positions']:,} positions{memory}"
+    work = f"{found['micro_batches']} passes of {found['positions']:,} positions{memory}"
     same = f"loss {found['loss']:.5f}  grad {found['grad_norm']:.5f}"
     return f"{name:<7} {found['seconds']:.3f} s = {passes}  (host {found['host']:.3f})  {work}  {same}"
 

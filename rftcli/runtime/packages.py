@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rftcli.errors import MachineError
-from rftcli.models.flash_packages import FLASH
 from rftcli.plan.specs import needs_vllm_here, used_scorers
 from rftcli.probe.machine import installed
 from rftcli.recipe.scorer_rules import variant
@@ -19,10 +18,13 @@ def require_packages(recipe: Recipe) -> None:
     if recipe.train.kernels == "liger" and not installed("liger_kernel"):
         message = "train.kernels liger needs the package `liger-kernel`, which is not installed"
         raise MachineError(message, hint="pip install 'rftcli[liger]'; its kernels run on a GPU alone")
-    package = FLASH.get(recipe.models.policy.attention)
-    if package is not None and not installed(package):
-        message = f"models.policy.attention: {recipe.models.policy.attention} needs the package `{package}`, which is not installed"
-        raise MachineError(message, hint="use models.policy.attention: varlen, which needs no package")
+    attention = recipe.models.policy.attention
+    if attention.startswith("flash"):
+        from rftcli.models.flash_packages import FLASH
+
+        if not installed(FLASH[attention]):
+            message = f"models.policy.attention: {attention} needs the package `{FLASH[attention]}`, which is not installed"
+            raise MachineError(message, hint="use models.policy.attention: varlen, which needs no package")
     for engine, needed in (("vllm", needs_vllm_here(recipe)), ("sglang", recipe.rollout.engine == "sglang")):
         if needed and not installed(engine):
             message = f"rollout.engine {engine} needs the package `{engine}`, which is not installed"
