@@ -125,9 +125,10 @@ def _fields(history: History) -> dict[str, str]:
     for label, name, width, shown in FIELDS:
         if name in flat:
             found[label] = f"{label} {shown(flat[name]).rjust(width)}"
-    held_out = [history.last(f"eval.{name}.{metric}") for name, metric in history.held_out().items()]
-    if held_out and held_out[0] is not None:
-        found["eval"] = f"eval {short(held_out[0]).rjust(5)}"
+    curve = next((history.held_out_curve(name, metric) for name, metric in history.held_out().items()), [])
+    if curve:
+        step, value = curve[-1][:2]
+        found["eval"] = f"eval@{step} {short(value).rjust(5)}"  # of that step: it stays until the next evaluation
     if (total := flat.get("seconds.total")) is not None:
         found["seconds"] = duration(total).rjust(6)
         stages = {n.removeprefix("seconds."): v for n, v in flat.items() if n.startswith("seconds.") and n != "seconds.total" and 0 < v < total}

@@ -67,8 +67,8 @@ def test_a_whole_run(printed):
     assert lines == [
         "start gsm8k | attempt 1 | ranks 2 device cpu engine hf steps 200",
         "eval step 0 | gsm8k 64 prompts | mean@1 0.500 [0.400,0.600] pass@4 0.700 len 12.3 cut 0% | 1.2s",
-        f"step   1/200  reward  0.531 eval 0.500  kl 0.0012 loss -0.0031 grad 0.840 lr   1e-6  {rest}",
-        f"step   2/200  reward  -1.50 eval 0.500  kl 0.0012 loss -0.0031 grad 0.840 lr 1.2e-6  {rest}",
+        f"step   1/200  reward  0.531 eval@0 0.500  kl 0.0012 loss -0.0031 grad 0.840 lr   1e-6  {rest}",
+        f"step   2/200  reward  -1.50 eval@0 0.500  kl 0.0012 loss -0.0031 grad 0.840 lr 1.2e-6  {rest}",
         "checkpoint step 2 | checkpoints/step_000002 | 3.2s",
         "warning (step 2) zero_signal: All the same.",
         "log: stop requested",
@@ -103,7 +103,7 @@ def test_of_a_resumed_run_only_the_newest_attempt_is_printed(tmp_path):
     assert stream.getvalue().split("\n") == [
         "attempt 2 goes on after step 10",
         "start gsm8k | attempt 2 | steps 40",
-        "step 11/40  reward  0.500 eval 0.250",
+        "step 11/40  reward  0.500 eval@0 0.250",
         "",
     ]
 
@@ -188,12 +188,12 @@ def test_a_critic_and_a_moving_coefficient_have_fields_of_their_own(printed):
                 "eval step 0 | gsm8k 1 prompt |",
                 "    mean@1 0.500 [0.400,0.600] pass@4 0.700",
                 "    len 12.3 | 1.2s",
-                "step   1/200  reward  0.531 eval 0.500  len  182   12.3s",
+                "step   1/200  reward  0.531 eval@0 0.500  len  182   12.3s",
                 "warning (step 1) c: word word word word word word word word",
                 "    word word",
             ],
         ),
-        (90, ["step   1/200  reward  0.531 eval 0.500  kl 0.0012  len  182 cut  2%   12.3s  eta 40m"]),
+        (90, ["step   1/200  reward  0.531 eval@0 0.500  kl 0.0012  len  182 cut  2%   12.3s  eta 40m"]),
     ],
 )
 def test_on_a_narrow_terminal_lines_fit_and_keep_what_matters_most(tmp_path, on_terminal, columns, lines):
