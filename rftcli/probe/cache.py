@@ -54,6 +54,19 @@ def settled(states: Sequence[FileState]) -> bool:
     return time.time() - max((state.mtime_ns for state in states), default=0) / 1e9 > SETTLED_SECONDS
 
 
+def versions(packages: Iterable[str]) -> list[str | None]:
+    """Of installed packages; None: not installed."""
+    from importlib import metadata
+
+    found: list[str | None] = []
+    for package in packages:
+        try:
+            found.append(metadata.version(package))
+        except metadata.PackageNotFoundError:
+            found.append(None)
+    return found
+
+
 def entry(folder: Path, *key: Any) -> Path:
     """The file of an entry that follows from `key`, which goes through JSON."""
     text = json.dumps(to_data(key), sort_keys=True)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import logging
 import struct
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rftcli.errors import MachineError, UsageError
 from rftcli.plan.facts import ModelFacts
+from rftcli.probe import cache
 
+CACHE_FORMAT = 1
+"""To be raised when a fact of GGUF files changes its meaning; another set of facts has entries of its own."""
 WHAT_TO_GIVE = "give a directory, a .gguf file, a hub id `org/model`, or `builtin:quickstart`"
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -23,7 +27,7 @@ def model_facts(path: str, revision: str | None = None) -> ModelFacts:
     the hub cannot be reached."""
     local = Path(path).expanduser()
     if local.is_file() and local.suffix == ".gguf":
-        return _from_gguf(local)
+        return _kept_from_gguf(local)
     if local.is_dir():
         return _from_directory(local)
     if local.exists():
@@ -248,6 +252,19 @@ def _estimate(config: dict[str, Any]) -> int | None:
     attention = hidden * head * (2 * heads + 2 * keys)
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
     return layers * (attention + 3 * hidden * inner + 2 * hidden) + embeddings + hidden
+
+
+def _kept_from_gguf(path: Path) -> ModelFacts:
+    """From the cache, if the file has not changed: reading the vocabulary that its header carries takes seconds."""
+    states = cache.file_states([path])
+    if not cache.settled(states):
+        return _from_gguf(path)
+    entry = cache.entry(cache.user_cache_dir(), CACHE_FORMAT, "gguf", [field.name for field in fields(ModelFacts)], str(path), states)
+    known = cache.load(entry, ModelFacts)
+    if known is None:
+        known = _from_gguf(path)
+        cache.store(entry, known)
+    return known
 
 
 def _from_gguf(path: Path) -> ModelFacts:

@@ -1,19 +1,19 @@
 """Checks of rows before a run: lengths in tokens, the data's own reference answers, training rows that are evaluation rows. Called by `prepare`.
 
-What was found out about unchanged files comes from the cache of `probe.cache`. It leaves out labels and missing columns, which are `probe.data`'s.
+What was found out about unchanged files, and about the same rows of a function, comes from the cache of `probe.cache`. It leaves out labels and missing columns, which are `probe.data`'s.
 Whatever looks at rows or tokens is imported where it is called: often the cache knows all there is to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftcli.data.once import Tables
 from rftcli.data.origin import origin_of
-from rftcli.data.rows import Row
+from rftcli.data.rows import Row, fingerprint
 from rftcli.data.spec import DataSpec
 from rftcli.plan.specs import data_specs, reward_parts
 from rftcli.probe import cache
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from rftcli.plan.facts import ModelFacts
     from rftcli.runtime.measure import Measured, MeasureJob
 
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 """To be raised when a check changes its meaning."""
+READERS = ("transformers", "tokenizers", "math-verify", "sympy", "reasoning-gym")
+"""Packages whose versions what is found may depend on."""
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.gguf")
 REFERENCE_HINT = "correct those rows, or leave them out with `where`; `data.check_reference: off` does without this check"
 
@@ -88,7 +90,8 @@ def check_lengths(
         teacher=None if teacher is None else teacher.path,
         teacher_revision=None if teacher is None else teacher.revision,
     )
-    known = _cached(_key_of_lengths(job, folder), Measured, lambda: measure(job, tables))
+    key = _key_of_lengths(job, folder, tables)
+    known = _cached(key, Measured, lambda: measure(job, tables), keep=lambda measured: not measured.troubles)
     raise_machine(known)
     places = {item.spec.name: item.place for item in (*held_out, *train)}
     for trouble in known.troubles:
@@ -121,13 +124,13 @@ def check_rows(
     def find() -> RowFindings:
         return _findings(train, held_out, rewards if how != "off" else {}, folder, tables, first, first_streamed)
 
-    states = _states([*train, *held_out], folder)
+    states = _states([item.spec for item in (*train, *held_out)], folder, tables, first, first_streamed)
     key = (
         None
         if states is None
         else ("rows", states, [item.spec for item in (*train, *held_out)], len(train), rewards if how != "off" else None, first)
     )
-    found = _cached(key, RowFindings, find)
+    found = _cached(key, RowFindings, find, keep=lambda _: True)
     warnings = [one.text for one in found.overlaps]
     places = {item.spec.name: item.place for item in (*held_out, *train)}
     for one in found.references:
@@ -150,24 +153,21 @@ def _findings(
     from rftcli.runtime.references import check_references
 
     def rows(items: Sequence[SetKey]) -> dict[str, list[Row]]:
-        return {
-            item.spec.name: tables.read(item.spec, [folder], first_streamed if item.spec.streaming and first is None else first).rows
-            for item in items
-        }
+        return {item.spec.name: tables.read(item.spec, [folder], _read_of(item.spec, first, first_streamed)).rows for item in items}
 
     trained, evaluated = rows(train), rows(held_out)
     references = [*check_references(trained, rewards), *check_references(evaluated, rewards)]
     return RowFindings(overlaps=tuple(overlaps(trained, evaluated)), references=tuple(references))
 
 
-def _key_of_lengths(job: MeasureJob, folder: Path) -> tuple[Any, ...] | None:
-    """None where it cannot be known whether something has changed: a model or data set of the hub, a python source."""
+def _key_of_lengths(job: MeasureJob, folder: Path, tables: Tables) -> tuple[Any, ...] | None:
+    """None where it cannot be known whether something has changed: a tokenizer of the hub, a template in a file of its own."""
     files = _tokenizer_files(job.tokenizer)
     others = [] if job.teacher is None else _tokenizer_files(job.teacher)
     template = job.data.chat.template
     if not files or (job.teacher is not None and not others) or (template is not None and "{" not in template):  # a template in a file of its own
         return None
-    states = _states([SetKey(spec=spec, key=()) for spec in (*job.data.train, *job.data.eval)], folder)
+    states = _states((*job.data.train, *job.data.eval), folder, tables, None, job.first_streamed)
     return None if states is None else ("lengths", states, cache.file_states([*files, *others]), *_tokenizing(job), job.data, job.first_streamed)
 
 
@@ -182,22 +182,33 @@ def _tokenizing(job: MeasureJob) -> tuple[Any, ...]:
     return dict(job.tokenizer_options), job.add_tokens, job.trust_remote_code
 
 
-def _states(items: Sequence[SetKey], folder: Path) -> list[cache.FileState] | None:
-    found: list[cache.FileState] = []
-    for item in items:
-        files = origin_of(item.spec, [folder]).files
-        if not files:
-            return None
-        found += cache.file_states(files)
-    return found if cache.settled(found) else None
+def _states(specs: Iterable[DataSpec], folder: Path, tables: Tables, first: int | None, first_streamed: int) -> list[Any] | None:
+    """What tells that the sets are the same: states of their files; of a function or a set of the hub, which are read anyway, the rows themselves.
+    None where a file may still be written to."""
+    files: list[cache.FileState] = []
+    rows: list[tuple[str, int, bool]] = []
+    for spec in specs:
+        found = cache.file_states(origin_of(spec, [folder]).files)
+        if not found:
+            table = tables.read(spec, [folder], _read_of(spec, first, first_streamed))
+            rows.append((fingerprint(table.rows), table.filtered, table.complete))
+        files += found
+    return [files, rows] if cache.settled(files) else None
 
 
-def _cached(key: tuple[Any, ...] | None, cls: type[Any], find: Callable[[], Any]) -> Any:
+def _read_of(spec: DataSpec, first: int | None, first_streamed: int) -> int | None:
+    """How many rows of a set are looked at; None: all."""
+    return first_streamed if spec.streaming and first is None else first
+
+
+def _cached(key: tuple[Any, ...] | None, cls: type[Any], find: Callable[[], Any], *, keep: Callable[[Any], bool]) -> Any:
+    """What was found under that key before, by the same versions of packages; else what is found now, which stays where it is to be kept."""
     if key is None:
         return find()
-    entry = cache.entry(cache.user_cache_dir(), CACHE_FORMAT, *key)
+    entry = cache.entry(cache.user_cache_dir(), CACHE_FORMAT, cache.versions(READERS), *key)
     known = cache.load(entry, cls)
     if known is None:
         known = find()
-        cache.store(entry, known)
+        if keep(known):
+            cache.store(entry, known)
     return known

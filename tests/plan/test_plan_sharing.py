@@ -78,6 +78,9 @@ LLAMA = {"architecture": "LlamaForCausalLM"}
         ((*SMALL, "batch.layout=packed", "rollout.ignore_eos=true"), LLAMA, ("varlen", "packed", False)),
         (("batch.layout=packed",), {}, ("sdpa", "packed", False)),
         ((*SHORT,), LLAMA, ("varlen", "packed", True)),  # 44%, and packed in any case
+        (("rollout.max_prompt_tokens=128", "rollout.max_new_tokens=512"), LLAMA, ("varlen", "packed", True)),  # 17%
+        (("rollout.max_prompt_tokens=128", "rollout.max_new_tokens=512", "batch.micro_batch_size=32"), LLAMA, ("varlen", "packed", False)),
+        ((*SHORT, "batch.micro_batch_size=32"), LLAMA, ("varlen", "packed", True)),
         ((*SHORT, "rollout.ignore_eos=true"), LLAMA, ("sdpa", "padded", False)),
         ((*SHORT, "batch.micro_batch_size=1"), LLAMA, ("varlen", "packed", False)),  # every answer alone
         (("models.policy.dropout=0.1",), LLAMA, ("sdpa", "padded", False)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import struct
@@ -244,6 +245,22 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     path.write_text("not a model at all, only some words\n")
     with pytest.raises(UsageError, match="is not a whole GGUF file"):
         model_facts(str(path))
+
+
+def test_a_gguf_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its facts are kept for as long as the file does not change; of a file that was written just now they are not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, kept = tmp_path / "small.gguf", tmp_path / "cache" / "rft" / "data"
+    gguf(path)
+    facts = model_facts(str(path))
+    assert not kept.exists()
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    assert model_facts(str(path)) == facts
+    (entry,) = kept.iterdir()
+    entry.write_text(entry.read_text().replace('"layers": 2', '"layers": 22'))
+    assert model_facts(str(path)) == dataclasses.replace(facts, layers=22)
+    os.utime(path, (1_000_000_001, 1_000_000_001))
+    assert model_facts(str(path)) == facts
 
 
 CACHED = """

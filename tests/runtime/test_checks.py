@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 import torch  # noqa: F401 - with it here, prompts are measured in this process, not in one of their own
 
 from rftcli.codec import to_data
-from rftcli.errors import RecipeError
+from rftcli.errors import MachineError, RecipeError
 from rftcli.probe.lengths import lengths_text
 from rftcli.recipe.problems import Problem
 from rftcli.runtime import prepare
+from rftcli.runtime.measure import Measured, Trouble
 from rftcli.runtime.prepare import Prepared
 
 RECIPE = """\
@@ -140,6 +142,41 @@ def test_lengths_are_measured_once() -> None:
     assert planned("data.train.template='{}1'").lengths[0].longest == 6
     rows(*SHORT, row("12345="), settled=True)
     assert planned().lengths[0].longest == 7
+
+
+def test_rows_of_a_function_are_measured_once() -> None:
+    """Their own content says whether they have changed, not the function."""
+    source = Path("made.py")
+    source.write_text("from pathlib import Path\n\ndef rows():\n    return [{'prompt': Path('word').read_text() + '=', 'answer': '5'}] * 4\n")
+    Path("word").write_text("12+34")
+    made = ("data.train.path=null", "data.train.python=made:rows")
+    assert planned(*made).lengths[0].longest == 7
+    (entry,) = [path for path in Path("cache/rft/data").iterdir() if '"troubles"' in path.read_text()]
+    entry.write_text(entry.read_text().replace('"longest": 7', '"longest": 77'))
+    assert planned(*made).lengths[0].longest == 77
+    Path("word").write_text("1+3")
+    assert planned(*made).lengths[0].longest == 5
+
+
+@pytest.mark.parametrize("name", ["transformers", "tokenizers"])
+def test_another_version_of_a_package_measures_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows(*SHORT, settled=True)
+    planned()
+    (entry,) = [path for path in Path("cache/rft/data").iterdir() if '"troubles"' in path.read_text()]
+    entry.write_text(entry.read_text().replace('"longest": 5', '"longest": 55'))
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda package: "0.0" if package == name else real(package))
+    assert planned().lengths[0].longest == 5
+
+
+def test_what_could_not_be_measured_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that was missing may be there the next time."""
+    rows(*SHORT, settled=True)
+    trouble = Trouble(name=None, message="a tokenizer needs a package", hint=None, machine=True)
+    with monkeypatch.context() as missing, pytest.raises(MachineError, match="needs a package"):
+        missing.setattr("rftcli.runtime.measure.measure", lambda *_: Measured(train=(), eval=(), troubles=(trouble,)))
+        planned()
+    assert planned().lengths[0].longest == 5
 
 
 def test_a_streamed_set_is_measured_at_its_beginning() -> None:
