@@ -35,6 +35,9 @@ class ReasoningGym(HeavyRule):
             return 0.0
         return self._workers.call({"task": task, "answer": answer, "entry": entry}, time_limit_seconds)
 
+    def warm(self) -> None:
+        self._workers.warm()
+
     def close(self) -> None:
         self._workers.close()
 

@@ -41,6 +41,10 @@ class HeavyRule(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    def warm(self) -> None:
+        """Start what every call needs, without waiting for it. A rule that owns nothing of the kind does nothing."""
+        return
+
 
 def cut_after(text: str, delimiter: str | None) -> str | None:
     """What follows the last `delimiter`; all of it for None. None: the delimiter is not there, so there is no answer.

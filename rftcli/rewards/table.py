@@ -143,6 +143,8 @@ class RewardTable:
         if part.target not in self._rules:
             self._rules[part.target] = open_rule(part.target)
         rule = self._rules[part.target]
+        if isinstance(rule, HeavyRule):
+            rule.warm()
         return lambda completion, text, step, log: rule(rule_input(completion, text), **options)
 
     def _load(self, spec: PartSpec | CombineSpec, search_path: tuple[Path | str, ...], *record: Mapping[str, str]) -> UserFunction:

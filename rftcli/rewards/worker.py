@@ -53,7 +53,8 @@ class WorkerError(Exception):
 
 
 class WorkerPool:
-    """Up to `size` helpers that run `module`, each started when first needed and again after it was lost. Any thread may call."""
+    """Up to `size` helpers that run `module`, each started when first needed and again after it was lost; `warm` starts the first one ahead. Any
+    thread may call."""
 
     def __init__(self, module: str, size: int = 2) -> None:
         self._module, self._size = module, size
@@ -76,6 +77,7 @@ class WorkerPool:
                 self._drop(worker)
                 worker = None
                 worker = self._start()
+            self._wait_for(worker)
             return worker.ask(line, limit_seconds)
         except WorkerError:
             raise
@@ -83,6 +85,17 @@ class WorkerPool:
             self._drop(worker)
             worker = None
             raise
+        finally:
+            self._idle.put(worker)
+
+    def warm(self) -> None:
+        """Start a helper if none is there, and do not wait for it: its imports run beside what the caller does. The first call tells if it cannot."""
+        worker = self._idle.get()
+        try:
+            if worker is None:
+                worker = self._start()
+        except (OSError, WorkerCrashed):
+            worker = None
         finally:
             self._idle.put(worker)
 
@@ -108,15 +121,17 @@ class WorkerPool:
                 raise WorkerCrashed(f"the pool of `{self._module}` was closed")
             worker = _Worker(self._module)
             self._live.add(worker)
+        return worker
+
+    def _wait_for(self, worker: _Worker) -> None:
+        """Until a helper that was started has said that it can work."""
+        if worker.ready:
+            return
         try:
             worker.reply(START_LIMIT_SECONDS)
         except WorkerError as error:
-            self._drop(worker)
             raise WorkerCrashed(f"`{self._module}` cannot run: {error}") from None
-        except BaseException:
-            self._drop(worker)
-            raise
-        return worker
+        worker.ready = True
 
     def _drop(self, worker: _Worker | None) -> None:
         if worker is not None:
@@ -129,7 +144,7 @@ class _Worker:
     """One helper process; its pool lends it to one caller at a time."""
 
     def __init__(self, module: str) -> None:
-        self._module = module
+        self._module, self.ready = module, False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed in `stop`
         path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
         self._process = subprocess.Popen(

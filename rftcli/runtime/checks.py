@@ -1,7 +1,7 @@
 """Checks of rows before a run: lengths in tokens, the data's own reference answers, training rows that are evaluation rows. Called by `prepare`.
 
-What was found out about unchanged files, and about the same rows of a function, comes from the cache of `probe.cache`. It leaves out labels and missing columns, which are `probe.data`'s.
-Whatever looks at rows or tokens is imported where it is called: often the cache knows all there is to say.
+What was found out about unchanged files, and about the same rows of a function, comes from the cache of `probe.cache`. It leaves out labels and
+missing columns, which are `probe.data`'s. Whatever looks at rows or tokens is imported where it is called: often the cache knows all there is to say.
 """
 
 from __future__ import annotations

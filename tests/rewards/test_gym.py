@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import reasoning_gym
 
 from rftcli.rewards.gym import ReasoningGym, answer_part
 from rftcli.rewards.inputs import RuleInput
+from rftcli.rewards.spec import PartSpec
+from rftcli.rewards.table import RewardTable
 from rftcli.rewards.worker import WorkerError
 
 
@@ -26,6 +29,17 @@ def row(task: str) -> dict[str, Any]:
 
 def item(text: str, columns: dict[str, Any]) -> RuleInput:
     return RuleInput(text=text, prompt_text="q", reference=None, columns=columns, tokens=1, finish="stop", label="gym", sample=0)
+
+
+def test_a_table_starts_the_helper_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its imports take seconds, and the model and the engine are loaded meanwhile."""
+    opened: list[ReasoningGym] = []
+    monkeypatch.setattr("rftcli.rewards.table.open_rule", lambda _: opened.append(ReasoningGym()) or opened[-1])
+    part = PartSpec(kind="rule", target="reasoning_gym", name="gym", weight=1.0, options={"task": "chain_sum"})
+    with closing(RewardTable({"a": [part], "b": [part]})):
+        (rule,) = opened
+        assert len(rule._workers.pids()) == 1
+    assert rule._workers.pids() == []
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,28 @@ def test_it_starts_when_needed_and_is_used_again(pool: WorkerPool) -> None:
     assert pool.call(["echo", {"text": "\u2212\n\u2028 {" + "x" * 200_000}], 5) == {"text": "\u2212\n\u2028 {" + "x" * 200_000}
 
 
+def test_one_started_ahead_is_the_one_that_is_called(pool: WorkerPool) -> None:
+    pool.warm()
+    (pid,) = pool.pids()
+    pool.warm()
+    assert pool.pids() == [pid]
+    assert [pool.call(["pid"], 5) for _ in range(2)] == [pid, pid]
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until_gone(pid, 30)
+    pool.warm()
+    assert pool.call(["pid"], 5) != pid
+
+
+def test_one_started_ahead_that_cannot_run_is_told_by_the_call(helpers: Path) -> None:
+    pool = WorkerPool("broken_helper_for_tests")
+    pool.warm()
+    with pytest.raises(WorkerCrashed, match="`broken_helper_for_tests` cannot run: ImportError: no such library"):
+        pool.call(["echo", 1], 5)
+    pool.close()
+    pool.warm()
+    assert pool.pids() == []
+
+
 def test_a_time_limit_kills_and_the_next_call_works(pool: WorkerPool) -> None:
     pid = pool.call(["pid"], 5)
     start = time.monotonic()
