@@ -53,7 +53,7 @@ def test_a_plan_that_fits(name: str) -> None:
     )
     assert plan.batch.prompts_per_step * plan.batch.samples_per_prompt == workload.rows
     assert plan.memory is not None and plan.memory.fits
-    assert plan.batch.share_prompts is (name in ("long-prompts", "real", "vary-0.5b"))
+    assert plan.batch.share_prompts is (name == "long-prompts")
 
 
 def test_machines_name_what_there_is() -> None:
