@@ -11,7 +11,7 @@ from rftcli.plan import memory
 from rftcli.plan.compile_parallel import fitting_numbers, uneven
 from rftcli.plan.compile_problems import PlanProblem
 from rftcli.plan.compile_vllm import engine_needs
-from rftcli.plan.facts import Facts, ModelFacts, ScorerFacts
+from rftcli.plan.facts import Facts, MachineFacts, ModelFacts, ScorerFacts
 from rftcli.plan.plan import TeacherPlan, WorldPlan
 from rftcli.rewards.scorers.spec import ScorerSpec, StartSpec
 
@@ -37,7 +37,7 @@ UNKNOWN_CACHE_GIB = 1.0
 """Of a judge beside its rank whose widths are not known."""
 
 
-def start_of(section: ScorerModel, world: WorldPlan, known: ScorerFacts) -> StartSpec | None:
+def start_of(section: ScorerModel, machine: MachineFacts, known: ScorerFacts) -> StartSpec | None:
     """What a judge's servers are started with, without GPUs and their memory yet; None where the run starts none."""
     place, model = section.placement, known.model
     own = place if place != "shared" and place.gpus is not None else None
@@ -49,7 +49,7 @@ def start_of(section: ScorerModel, world: WorldPlan, known: ScorerFacts) -> Star
         path=str(section.path) if model is None else model.path,
         given=str(section.path),
         revision=section.revision if model is None else model.revision or section.revision,
-        dtype=section.dtype if section.dtype != "auto" else ("float32" if world.device == "cpu" else "bfloat16"),
+        dtype=section.dtype if section.dtype != "auto" else machine.number_type,
         trust_remote_code=section.trust_remote_code,
         tokenizer=section.tokenizer,
         template=known.template or section.template,

@@ -7,7 +7,6 @@ it leaves out: shared prompts (`compile_sharing`), which are packed in any case.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,6 @@ from rftcli.plan.facts import MachineFacts, ModelFacts
 
 if TYPE_CHECKING:
     from rftcli.recipe.sections import Recipe
-
-BEFORE_AMPERE = re.compile(r"\b(K80|M60|P4|P40|P100|T4|V100|GTX|TITAN|RTX 20\d\d|Quadro RTX)\b")
-"""Names of cards that the flash kernels do not run on."""
 
 
 def with_packing(recipe: Recipe, models: Iterable[ModelFacts | None], machine: MachineFacts, notes: list[str]) -> Recipe:
@@ -47,7 +43,7 @@ def padding_notes(recipe: Recipe, machine: MachineFacts) -> list[str]:
 
 def flash_runs(recipe: Recipe, machine: MachineFacts) -> bool:
     """Whether the policy's number type and the card have a kernel for packed rows."""
-    return machine.gpus > 0 and recipe.models.policy.dtype != "float32" and not BEFORE_AMPERE.search(machine.gpu_name or "")
+    return machine.has_bfloat16 and recipe.models.policy.dtype != "float32"
 
 
 def lengths_vary(recipe: Recipe) -> bool:

@@ -59,7 +59,7 @@ def _scorer(recipe: Recipe, name: str, facts: Facts, world: WorldPlan, known: Sc
             **common,
             weights=_weights(section, facts, world, known, name, notes) if here else None,
             service=None if here and section.engine == "hf" else _service(section, () if server is None else (server,)),
-            start=start_of(section, world, known),
+            start=start_of(section, facts.machine, known),
             prompt=known.prompt or section.prompt,
             read=ReadSpec(regex=score.regex, json=score.json_, token=score.token, against=tuple(score.against), scale=score.scale),
             max_new_tokens=1 if score.token is not None else section.max_new_tokens,
@@ -90,7 +90,7 @@ def _service(section: ScorerModel, urls: Sequence[str]) -> ServiceSpec:
 
 
 def _weights(section: ScorerModel, facts: Facts, world: WorldPlan, known: ScorerFacts, name: str, notes: list[str]) -> WeightsSpec:
-    dtype = section.dtype if section.dtype != "auto" else ("float32" if world.device == "cpu" else "bfloat16")
+    dtype = section.dtype if section.dtype != "auto" else facts.machine.number_type
     model = known.model
     bits = section.quantise
     spec = WeightsSpec(

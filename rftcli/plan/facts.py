@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+BEFORE_AMPERE = re.compile(r"\b(Tesla|Quadro|GTX|TITAN|MX\d+|[KM]\d0|P4|P6|P40|P100|V100S?|T4|T\d{3,4}|RTX 20[678]0)\b")
+"""Names of cards that do not compute in bfloat16, and that the flash kernels do not run on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,16 @@ class MachineFacts:
     """Is the package installed?"""
     threads: int | None = None
     """The most that the environment grants a process (OMP_NUM_THREADS)."""
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether there are GPUs, and they compute in bfloat16: those before Ampere only imitate it."""
+        return self.gpus > 0 and not BEFORE_AMPERE.search(self.gpu_name or "")
+
+    @property
+    def number_type(self) -> str:
+        """Of a model where the recipe leaves it open."""
+        return "bfloat16" if self.has_bfloat16 else "float32"
 
     def threads_of_a_rank(self, ranks: int) -> int:
         """Of each of so many ranks on this machine: its share of the cores, and no more than the environment grants."""

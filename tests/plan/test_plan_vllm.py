@@ -43,6 +43,33 @@ def test_auto_says_which_engine_and_why(compiled: Compiled, gpus: MachineFacts, 
     assert chosen(with_vllm, "rollout.hf.options.typical_p=0.9")[0] == "hf"
 
 
+OLD = (
+    "Tesla V100-SXM2-16GB", "V100S-PCIE-32GB", "T4", "NVIDIA T1000", "NVIDIA GeForce RTX 2080 Ti", "NVIDIA GeForce GTX 1660", "Quadro GV100",
+    "NVIDIA TITAN RTX", "Tesla P40",
+)  # fmt: skip
+NEW = (
+    "NVIDIA A100-SXM4-80GB", "NVIDIA RTX 2000 Ada Generation", "NVIDIA RTX A4000", "NVIDIA GeForce RTX 3090", "NVIDIA L4", "NVIDIA H200",
+    "NVIDIA A10G", "NVIDIA L40S", "AMD Instinct MI300X", "NVIDIA GeForce RTX 4060", "NVIDIA GB200",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*OLD, *NEW])
+def test_a_card_without_bfloat16(compiled: Compiled, gpus: MachineFacts, name: str) -> None:
+    """A float32 policy is what it trains and serves; vLLM would end with an error after loading."""
+    machine, old = replace(gpus, vllm=True, gpu_name=name), name in OLD
+    plan = compiled(machine=machine, **SMALL)
+    assert (plan.policy.dtype, plan.rollout.engine) == ("float32" if old else "bfloat16", "vllm")
+    assert (f"models.policy.dtype float32: {name} does not compute in bfloat16" in plan.notes) is old
+    asked = ("models.policy.dtype=bfloat16", "rollout.engine=vllm")
+    if old:
+        problem = refused(compiled, *asked, machine=machine, **SMALL)["rollout.engine"]
+        assert f"vllm does not run a model in bfloat16 on {name}" in problem and "`models.policy.dtype: float32`" in problem
+        slow = compiled("models.policy.dtype=bfloat16", machine=machine, **SMALL)
+        assert slow.rollout.engine == "hf" and any(f"{name} only imitates it, slowly" in note for note in slow.notes)
+    else:
+        assert compiled(*asked, machine=machine, **SMALL).rollout.engine == "vllm"
+
+
 def test_settings_of_another_engine_are_told_to_have_no_effect(compiled: Compiled) -> None:
     assert "rollout.vllm has no effect: the engine is hf" in compiled("rollout.vllm.max_sequences=8").notes
     assert "rollout.hf has no effect: the engine is vllm" in compiled("rollout={engine: vllm, hf: {batch_rows: 8}}").notes

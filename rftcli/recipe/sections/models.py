@@ -59,7 +59,7 @@ class PolicyModel(Section):
     )
     trust_remote_code: bool = Field(False, description="Whether code that comes with the model may run.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Number type of weights and activations; auto: float32 on a CPU, else bfloat16."
+        "auto", description="Number type of weights and activations; auto: bfloat16 on a GPU from Ampere on, else float32."
     )
     attention: Literal["auto", "eager", "sdpa", "varlen", "flash_2", "flash_3"] = Field(
         "auto",

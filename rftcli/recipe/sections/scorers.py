@@ -49,7 +49,9 @@ class ScorerModel(Section):
     template: TemplateText | None = Field(
         None, description="Chat template of the scorer: Jinja text, or a file that holds it; null takes its tokenizer's own, or plain text."
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Number type of the weights; auto: float32 on a CPU, else bfloat16.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Number type of the weights; auto: bfloat16 on a GPU from Ampere on, else float32."
+    )
     trust_remote_code: bool = Field(False, description="Whether code that comes with the checkpoint may run.")
     quantise: Quantise | None = Field(None, description="Weights in 4 or 8 bits, through bitsandbytes.")
     options: Options = Field({}, description="Further arguments of `from_pretrained`, of `vllm serve` with `engine: vllm`, or of a `python` class.")
