@@ -23,7 +23,9 @@ from rftcli.stages.collect import Collected
 from rftcli.stages.correction import correct
 from rftcli.stages.distill import add_teacher, teacher_metrics
 from rftcli.stages.estimator_inputs import Estimator, estimator_inputs, scored_completions
+from rftcli.stages.learn import passing_of
 from rftcli.stages.partial import stale
+from rftcli.stages.selection import CHOOSERS
 from rftcli.stages.spread import spread
 from rftcli.stages.token_credit import (
     Key,
@@ -68,10 +70,12 @@ def credit(
         for mini_batch in collected.mini_batches
     )
     load: Mapping[str, float] = {}
-    if plan.batch.needs_prepass is not None or any((roles.reference, roles.teacher, roles.critic)):
+    late = plan.batch.needs_prepass is not None and _only_for_the_update(plan, roles)
+    early = plan.batch.needs_prepass is not None and not late
+    if early or any((roles.reference, roles.teacher, roles.critic)):
         mini_batches, load = spread(mini_batches, plan, world, only_with_effect=False)
     everything = [experience for mini_batch in mini_batches for experience in mini_batch]
-    if plan.batch.needs_prepass is not None:
+    if early:
         _fill(everything, roles.policy, "old_logprobs", plan, world, pad_id=pad_id, device=device)
     corrected = correct(everything, plan.loss, world)
     for model, name in ((roles.reference, "reference_logprobs"), (roles.teacher, "teacher_logprobs")):
@@ -104,9 +108,19 @@ def credit(
     if roles.critic is None and (plan.batch.skip_zero_advantage or not load):
         mini_batches, last = spread(mini_batches, plan, world, only_with_effect=True)
         load = {**last, **{name: load[name] for name in load if name == "sampled"}}  # the first time they were where they were sampled
+    if late:
+        passing = [item for mini_batch in mini_batches for item in passing_of(mini_batch, plan, world)[0]]
+        _fill(passing, roles.policy, "old_logprobs", plan, world, pad_id=pad_id, device=device)
     if load:
         metrics["rank_load"] = load
     return Credited(mini_batches=mini_batches, advantages=advantages, metrics=metrics, kl_applied=penalty.applied)
+
+
+def _only_for_the_update(plan: Plan, roles: Roles) -> bool:
+    """Whether nothing reads the log-probs at rollout time before the update does, so that what it leaves out (`learn.passing_of`) needs none."""
+    loss = plan.loss
+    before = loss.correction is not None or loss.top_entropy_share < 1.0 or loss.kind in CHOOSERS or (plan.kl is not None and plan.kl.in_reward)
+    return plan.batch.skip_zero_advantage and not before and not any((roles.reference, roles.teacher, roles.critic))
 
 
 def _advantages(

@@ -235,7 +235,9 @@ def passing_of(experiences: Sequence[Experience], plan: Plan, world: World) -> t
     some, every, passed, trained = (int(value) for value in world.sum([*positions, *tokens]))
     if some == 0:
         return experiences, trained, 0.0
-    return passing or [batches.filler(experiences)], passed, 1 - some / every
+    if experiences and not passing:
+        passing = [batches.filler(experiences)]
+    return passing, passed, 1 - some / every
 
 
 def _metrics(totals: Mapping[str, float], peaks: Mapping[str, float], seen: set[str], tokens: int) -> dict[str, float]:

@@ -128,6 +128,42 @@ def test_every_rank_makes_as_many_passes(made: SimpleNamespace) -> None:
             assert item.old_logprobs.tolist() == pytest.approx((-0.1 * item.token_ids[item.prompt_tokens :].double()).tolist())
 
 
+def read(made: SimpleNamespace, rewards: Mapping[int, Sequence[float]], *sets: str, size: int = 1, cut: int = 2) -> list[tuple[dict[int, bool], int]]:
+    """(whether the completions of a draw have log-probs at rollout time, passes) of each rank; draws below `cut` are one mini-batch."""
+    plan = made.plan("batch.micro_batch_size=2", "batch.balance=false", *sets)
+
+    def work(world: Any) -> tuple[dict[int, bool], int]:
+        policy, mine = made.Table(world, [-0.1 * token for token in range(10)]), made.groups(rewards)[world.rank :: world.size]
+        parts = [[group for group in mine if (group.prompt.draw < cut) is first] for first in (True, False)]
+        found = credit(collected(*filter(None, parts)), Roles(policy=policy), plan, world, pad_id=0, device=made.cpu)
+        items = [item for mini_batch in found.mini_batches for item in mini_batch]
+        return {item.sample.completion.prompt.draw: item.old_logprobs is not None for item in items}, len(policy.seen)
+
+    return [work(SoloWorld())] if size == 1 else made.on_ranks(size, work)
+
+
+GRADED, EVEN = (1.0, 0.0), (1.0, 1.0)
+
+
+def test_what_the_update_leaves_out_is_not_read_before_it(made: SimpleNamespace) -> None:
+    assert read(made, {0: GRADED, 1: EVEN}, "batch.epochs=2") == [({0: True, 1: False}, 1)]
+    assert read(made, {0: EVEN, 1: EVEN, 2: GRADED, 3: EVEN}, "batch.epochs=2") == [({0: True, 1: True, 2: True, 3: False}, 3)]  # all of one pass
+    assert read(made, {0: EVEN, 1: GRADED, 2: EVEN, 3: GRADED}, "batch.epochs=2", size=2) == [({0: False, 2: False}, 2), ({1: True, 3: True}, 2)]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("batch.skip_zero_advantage=false",),
+        ("algorithm.loss.top_entropy_share=0.5",),
+        ("algorithm.loss.correction={}",),
+        ("algorithm.loss.kind=kl_cov",),
+    ],
+)
+def test_all_are_read_where_something_else_reads_them(made: SimpleNamespace, sets: tuple[str, ...]) -> None:
+    assert read(made, {0: GRADED, 1: EVEN}, "batch.epochs=2", *sets) == [({0: True, 1: True}, 2)]
+
+
 def test_a_masked_token_has_no_old_log_prob(made: SimpleNamespace) -> None:
     group = Group(prompt=made.prompt(0), samples=(made.sample(0, 0, 1.0, ids=(5, 6), mask=(False, True)), made.sample(0, 1, None, ids=(7,))))
     policy = made.Table(SoloWorld(), [-0.1 * token for token in range(10)])
