@@ -4,9 +4,12 @@ absent; one that is damaged or cannot be written is no reason to stop.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -54,17 +57,19 @@ def settled(states: Sequence[FileState]) -> bool:
     return time.time() - max((state.mtime_ns for state in states), default=0) / 1e9 > SETTLED_SECONDS
 
 
-def versions(packages: Iterable[str]) -> list[str | None]:
-    """Of installed packages; None: not installed."""
-    from importlib import metadata
+def versions(packages: Sequence[str]) -> list[str | None]:
+    """Of installed packages, by the names of their folders of metadata; None: not installed. (importlib.metadata takes 25 ms to be imported.)"""
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            for path in Path(folder).glob("*.dist-info"):
+                package, _, version = path.stem.partition("-")
+                found.setdefault(_plain(package), version)
+    return [found.get(_plain(package)) for package in packages]
 
-    found: list[str | None] = []
-    for package in packages:
-        try:
-            found.append(metadata.version(package))
-        except metadata.PackageNotFoundError:
-            found.append(None)
-    return found
+
+def _plain(package: str) -> str:
+    return re.sub(r"[-_.]+", "_", package).lower()
 
 
 def entry(folder: Path, *key: Any) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from rftcli.codec import from_data, to_data
 from rftcli.data.spec import Columns, DataSpec
 from rftcli.errors import UsageError
+from rftcli.probe.cache import versions
 from rftcli.probe.data import DataFacts, LabelFacts, label_problems, scan, user_cache_dir
 
 Write = Callable[..., Path]
@@ -179,3 +182,12 @@ def test_every_set_is_looked_at(write_jsonl: Write, tmp_path: Path) -> None:
     problems = label_problems(scan(specs, cache_dir=tmp_path / "cache"), ["math"])
     assert [(problem.error, problem.label) for problem in problems] == [(True, "mth")]
     assert problems[0].message.startswith("data set `eval`: 1 row with the label `mth`")
+
+
+def test_versions_of_packages_are_those_that_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = ["pydantic", "PyYAML", "typing-extensions", "torch", "math-verify", "no-such-package"]
+    installed = [metadata.version(name) for name in names[:-1]]
+    assert versions(names) == [*installed, None]
+    (tmp_path / "Typing.Extensions-1.2.3.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "missing"), *sys.path])
+    assert versions(names)[2] == "1.2.3"
