@@ -124,8 +124,8 @@ def _offload(recipe: Recipe, world: WorldPlan, kind: str, notes: list[str]) -> b
 def check_models(recipe: Recipe, facts: Facts, problems: list[PlanProblem], notes: list[str]) -> None:
     """What the model's files say about names in the recipe, and decisions that a person should see."""
     policy, shapes, machine = recipe.models.policy, facts.model.shapes, facts.machine
-    if machine.gpus and not machine.has_bfloat16:
-        notes += _old_card(policy.dtype, str(machine.gpu_name))
+    if policy.dtype == "auto" and machine.gpus and not machine.has_bfloat16:
+        notes.append(f"models.policy.dtype float32: {machine.gpu_name} does not compute in bfloat16")
     if policy.attention in PACKING and not facts.model.plain_attention:
         reason = "the model caps its attention scores or has sinks, which packed attention does not compute"
         message = f"`{policy.attention}` cannot be used here"
@@ -145,14 +145,6 @@ def check_models(recipe: Recipe, facts: Facts, problems: list[PlanProblem], note
         elif frozen:
             count, whole = sum(prod(shapes[name]) for name in frozen), sum(map(prod, shapes.values()))
             notes.append(f"models.policy.freeze: {len(frozen)} of {len(shapes)} tensors are frozen, {count:,} of {whole:,} parameters")
-
-
-def _old_card(dtype: str, name: str) -> list[str]:
-    told = {
-        "auto": f"models.policy.dtype float32: {name} does not compute in bfloat16",
-        "bfloat16": f"models.policy.dtype bfloat16: {name} only imitates it, slowly; `float32` is the type that it computes in",
-    }
-    return [told[dtype]] if dtype in told else []
 
 
 def _frozen(patterns: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -25,6 +25,8 @@ class MachineFacts:
     """That are there and not used, because ranks on the CPU were asked for."""
     liger: bool = False
     """Is the package installed?"""
+    cpu_bfloat16: bool = True
+    """Whether the CPU has instructions for it, where that is known."""
     threads: int | None = None
     """The most that the environment grants a process (OMP_NUM_THREADS)."""
 
@@ -37,6 +39,13 @@ class MachineFacts:
     def number_type(self) -> str:
         """Of a model where the recipe leaves it open."""
         return "bfloat16" if self.has_bfloat16 else "float32"
+
+    def imitates(self, number_type: str) -> tuple[str, ...]:
+        """What a person is told whose policy has a number type that the machine lacks: at most one sentence."""
+        if number_type != "bfloat16" or (self.has_bfloat16 if self.gpus else self.cpu_bfloat16):
+            return ()
+        what = self.gpu_name if self.gpus else "this CPU, without AVX-512 and AMX,"
+        return (f"models.policy.dtype: {what} only imitates bfloat16, many times slower than it computes in float32: leave the key out",)
 
     def threads_of_a_rank(self, ranks: int) -> int:
         """Of each of so many ranks on this machine: its share of the cores, and no more than the environment grants."""

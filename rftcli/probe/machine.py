@@ -17,6 +17,9 @@ from rftcli.plan.facts import MachineFacts
 
 NVIDIA_SMI_SECONDS = 20
 CGROUP = Path("/sys/fs/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
+WITH_BFLOAT16 = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})
+"""Flags of CPUs on which torch multiplies in bfloat16 with oneDNN: those of one of these sets (the last: ARM's). On others a plain loop does it."""
 
 
 def machine_facts(*, use_gpus: bool = True) -> MachineFacts:
@@ -33,6 +36,7 @@ def machine_facts(*, use_gpus: bool = True) -> MachineFacts:
         liger=installed("liger_kernel"),
         gpus_left_alone=len(found) - len(gpus),
         threads=_threads(os.environ),
+        cpu_bfloat16=_computes_bfloat16(CPUINFO),
     )
 
 
@@ -40,6 +44,15 @@ def left_alone(machine: MachineFacts) -> tuple[str, ...]:
     """What a person is told who has GPUs and asked for ranks on the CPU: at most one sentence."""
     count = machine.gpus_left_alone
     return (f"--ranks runs on the CPU: {count} GPU{'s are' if count > 1 else ' is'} left alone (--gpus {count})",) if count else ()
+
+
+def _computes_bfloat16(cpuinfo: Path) -> bool:
+    """True as well where nothing is told (another system than Linux)."""
+    try:
+        told = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    except OSError:
+        return True
+    return told is None or any(flags <= set(told[1].split()) for flags in WITH_BFLOAT16)
 
 
 def _threads(environ: Mapping[str, str]) -> int | None:

@@ -154,7 +154,7 @@ def prepare(
     plan = _compile(loaded, facts, reference, critic, problems, scorers, teacher)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
-    warnings += few_prompts(plan, train_rows)
+    warnings += [*few_prompts(plan, train_rows), *machine.imitates(plan.policy.dtype)]
     return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=tuple(warnings), lengths=lengths, sets=tuple(sets))
 
 

@@ -65,8 +65,11 @@ def test_a_card_without_bfloat16(compiled: Compiled, gpus: MachineFacts, name: s
         problem = refused(compiled, *asked, machine=machine, **SMALL)["rollout.engine"]
         assert f"vllm does not run a model in bfloat16 on {name}" in problem and "`models.policy.dtype: float32`" in problem
         slow = compiled("models.policy.dtype=bfloat16", machine=machine, **SMALL)
-        assert slow.rollout.engine == "hf" and any(f"{name} only imitates it, slowly" in note for note in slow.notes)
+        assert slow.rollout.engine == "hf"
+        (told,) = machine.imitates("bfloat16")
+        assert f"{name} only imitates bfloat16" in told and machine.imitates("float32") == ()
     else:
+        assert machine.imitates("bfloat16") == ()
         assert compiled(*asked, machine=machine, **SMALL).rollout.engine == "vllm"
 
 

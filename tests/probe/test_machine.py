@@ -32,6 +32,31 @@ def test_this_machine() -> None:
     assert (facts.gpus, facts.gpu_name, facts.gpu_memory_gib) == (0, None, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "computes"),
+    [
+        ("processor : 0\nflags\t\t: fpu sse2 avx2 bmi2\n\nprocessor : 1\nflags : fpu avx512bw avx512vl avx512dq\n", False),
+        ("flags : fpu avx2 avx512f avx512cd\n", False),
+        ("flags : fpu avx512f avx512dq avx512bw avx512vl\n", True),
+        ("flags : fpu avx512f avx512dq avx512bw avx512vl avx512_bf16 amx_bf16\n", True),
+        ("flags : fpu avx2 avx_vnni avx_ne_convert\n", True),
+        ("Features : fp asimd bf16 i8mm\n", True),
+        ("Features : fp asimd\n", False),
+        ("model name : one that tells no flags\n", True),
+        (None, True),
+    ],
+)
+def test_whether_the_cpu_computes_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, computes: bool) -> None:
+    """Without, an update of SmolLM2 took minutes where it takes seconds in float32."""
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    facts = machine_facts(use_gpus=False)
+    assert facts.cpu_bfloat16 is computes
+    assert ["this CPU, without AVX-512 and AMX, only imitates bfloat16" in told for told in facts.imitates("bfloat16")] == [True] * (not computes)
+    assert facts.imitates("float32") == ()
+
+
 def test_gpus(smi) -> None:  # type: ignore[no-untyped-def]
     smi("NVIDIA H100 80GB HBM3, 81559", "NVIDIA H100 80GB HBM3, 81559")
     facts = machine_facts()
