@@ -14,6 +14,7 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +156,7 @@ class RowReader:
         return self._reading.where is None or self._reading.where.keeps(columns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """All rows of a set, or its first ones."""
 
@@ -164,6 +165,11 @@ class Table:
     """Rows that `where` did not let pass."""
     complete: bool
     """Read to the end of the set, or to its `limit`."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """As `fingerprint` of its rows."""
+        return fingerprint(self.rows)
 
 
 def read_table(spec: DataSpec, search_path: Sequence[Path] = (), first: int | None = None) -> Table:

@@ -170,11 +170,12 @@ def _check(name: str, recipe: Recipe, facts: Facts, world: WorldPlan, needs: int
         message = f"{together} GPUs cannot share the model"
         problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message=message, reason=why, hint=fitting))
         return
-    if apart:
-        return
-    if world.device == "cuda" and recipe.models.policy.dtype == "bfloat16" and not facts.machine.has_bfloat16:
+    here = not apart or recipe.rollout.vllm.server.start is not None
+    if here and world.device == "cuda" and recipe.models.policy.dtype == "bfloat16" and not facts.machine.has_bfloat16:
         message = f"{name} does not run a model in bfloat16 on {facts.machine.gpu_name}"
         problems.append(PlanProblem(path="rollout.engine", message=message, hint="set `models.policy.dtype: float32`, or leave it out"))
+    if apart:
+        return
     if together > 1 and world.device == "cpu":
         why = ALONE_ON_CPU[name]
         problems.append(PlanProblem(path=f"rollout.{name}.tensor_parallel", message="must be 1 on a CPU", reason=why, hint="an engine in every rank"))

@@ -40,13 +40,6 @@ class MachineFacts:
         """Of a model where the recipe leaves it open."""
         return "bfloat16" if self.has_bfloat16 else "float32"
 
-    def imitates(self, number_type: str) -> tuple[str, ...]:
-        """What a person is told whose policy has a number type that the machine lacks: at most one sentence."""
-        if number_type != "bfloat16" or (self.has_bfloat16 if self.gpus else self.cpu_bfloat16):
-            return ()
-        what = self.gpu_name if self.gpus else "this CPU, without AVX-512 and AMX,"
-        return (f"models.policy.dtype: {what} only imitates bfloat16, many times slower than it computes in float32: leave the key out",)
-
     def threads_of_a_rank(self, ranks: int) -> int:
         """Of each of so many ranks on this machine: its share of the cores, and no more than the environment grants."""
         share = max(1, self.cores // max(1, ranks))

@@ -12,7 +12,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -84,6 +84,16 @@ def load(path: Path, cls: type[T]) -> T | None:
         return from_data(cls, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError):
         return None
+
+
+def kept(path: Path, cls: type[T], find: Callable[[], T], keep: Callable[[T], bool] = lambda _: True) -> T:
+    """What an entry holds, else what `find` finds, which is stored where it is to be kept."""
+    known = load(path, cls)
+    if known is None:
+        known = find()
+        if keep(known):
+            store(path, known)
+    return known
 
 
 def store(path: Path, facts: Any) -> None:

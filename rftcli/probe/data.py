@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rftcli.data.once import Tables
 from rftcli.data.origin import Origin, origin_of
-from rftcli.data.rows import Row, Table, fingerprint
+from rftcli.data.rows import Row, Table
 from rftcli.data.spec import DEFAULT_LABEL, DataSpec
 from rftcli.probe import cache
 from rftcli.probe.cache import user_cache_dir
@@ -145,7 +145,7 @@ def _facts(spec: DataSpec, table: Table, origin: Origin, size: int | None) -> Se
         rows=len(table.rows),
         bytes=size,
         filtered=table.filtered,
-        fingerprint=fingerprint(table.rows),
+        fingerprint=table.fingerprint,
         columns=tuple(table.rows[0].columns),
         labels={label: _label_facts(members) for label, members in by_label.items()},
     )

@@ -18,7 +18,7 @@ from rftcli.plan.facts import MachineFacts
 NVIDIA_SMI_SECONDS = 20
 CGROUP = Path("/sys/fs/cgroup")
 CPUINFO = Path("/proc/cpuinfo")
-WITH_BFLOAT16 = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})
+WITH_BFLOAT16 = ({"avx512bw", "avx512vl", "avx512dq"}, {"bf16"})
 """Flags of CPUs on which torch multiplies in bfloat16 with oneDNN: those of one of these sets (the last: ARM's). On others a plain loop does it."""
 
 

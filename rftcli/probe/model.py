@@ -260,11 +260,7 @@ def _kept_from_gguf(path: Path) -> ModelFacts:
     if not cache.settled(states):
         return _from_gguf(path)
     entry = cache.entry(cache.user_cache_dir(), CACHE_FORMAT, "gguf", [field.name for field in fields(ModelFacts)], str(path), states)
-    known = cache.load(entry, ModelFacts)
-    if known is None:
-        known = _from_gguf(path)
-        cache.store(entry, known)
-    return known
+    return cache.kept(entry, ModelFacts, lambda: _from_gguf(path))
 
 
 def _from_gguf(path: Path) -> ModelFacts:

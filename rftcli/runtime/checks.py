@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rftcli.data.once import Tables
 from rftcli.data.origin import origin_of
-from rftcli.data.rows import Row, fingerprint
+from rftcli.data.rows import Row
 from rftcli.data.spec import DataSpec
 from rftcli.plan.specs import data_specs, reward_parts
 from rftcli.probe import cache
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rftcli.plan.facts import ModelFacts
     from rftcli.runtime.measure import Measured, MeasureJob
 
+T = TypeVar("T")
 CACHE_FORMAT = 3
 """To be raised when a check changes its meaning."""
 READERS = ("transformers", "tokenizers", "math-verify", "sympy", "reasoning-gym")
@@ -130,7 +131,7 @@ def check_rows(
         if states is None
         else ("rows", states, [item.spec for item in (*train, *held_out)], len(train), rewards if how != "off" else None, first)
     )
-    found = _cached(key, RowFindings, find, keep=lambda _: True)
+    found = _cached(key, RowFindings, find)
     warnings = [one.text for one in found.overlaps]
     places = {item.spec.name: item.place for item in (*held_out, *train)}
     for one in found.references:
@@ -191,7 +192,7 @@ def _states(specs: Iterable[DataSpec], folder: Path, tables: Tables, first: int 
         found = cache.file_states(origin_of(spec, [folder]).files)
         if not found:
             table = tables.read(spec, [folder], _read_of(spec, first, first_streamed))
-            rows.append((fingerprint(table.rows), table.filtered, table.complete))
+            rows.append((table.fingerprint, table.filtered, table.complete))
         files += found
     return [files, rows] if cache.settled(files) else None
 
@@ -201,14 +202,8 @@ def _read_of(spec: DataSpec, first: int | None, first_streamed: int) -> int | No
     return first_streamed if spec.streaming and first is None else first
 
 
-def _cached(key: tuple[Any, ...] | None, cls: type[Any], find: Callable[[], Any], *, keep: Callable[[Any], bool]) -> Any:
-    """What was found under that key before, by the same versions of packages; else what is found now, which stays where it is to be kept."""
+def _cached(key: tuple[Any, ...] | None, cls: type[T], find: Callable[[], T], keep: Callable[[T], bool] = lambda _: True) -> T:
+    """What was found under that key before, by the same versions of packages, else what is found now."""
     if key is None:
         return find()
-    entry = cache.entry(cache.user_cache_dir(), CACHE_FORMAT, cache.versions(READERS), *key)
-    known = cache.load(entry, cls)
-    if known is None:
-        known = find()
-        if keep(known):
-            cache.store(entry, known)
-    return known
+    return cache.kept(cache.entry(cache.user_cache_dir(), CACHE_FORMAT, cache.versions(READERS), *key), cls, find, keep)

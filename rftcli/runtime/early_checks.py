@@ -74,6 +74,14 @@ def few_prompts(plan: Plan, rows: int | None) -> tuple[str, ...]:
     return (f"the training data has {rows} row{'s' if rows != 1 else ''}, a step draws {need}: rows repeat within a step",) if rows < need else ()
 
 
+def imitated(plan: Plan, machine: MachineFacts) -> tuple[str, ...]:
+    """A policy in a number type that the machine lacks."""
+    if plan.policy.dtype != "bfloat16" or (machine.has_bfloat16 if machine.gpus else machine.cpu_bfloat16):
+        return ()
+    what = machine.gpu_name if machine.gpus else "this CPU, without AVX-512 and AMX,"
+    return (f"models.policy.dtype: {what} only imitates bfloat16, many times slower than it computes in float32: leave the key out",)
+
+
 MOST_RANKS = 1024
 """Rank counts that are looked at."""
 

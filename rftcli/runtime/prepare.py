@@ -27,7 +27,7 @@ from rftcli.recipe.problems import Problem
 from rftcli.recipe.written import escaped, written_recipe
 from rftcli.rewards.rules import RULES, require_package
 from rftcli.runtime import checks
-from rftcli.runtime.early_checks import check_positions, few_prompts, fitting_ranks, only_files
+from rftcli.runtime.early_checks import check_positions, few_prompts, fitting_ranks, imitated, only_files
 from rftcli.runtime.environment import resolved_model
 from rftcli.runtime.naming import run_name
 from rftcli.runtime.packages import require_packages
@@ -154,7 +154,7 @@ def prepare(
     plan = _compile(loaded, facts, reference, critic, problems, scorers, teacher)
     loaded.raise_problems(problems)
     assert plan is not None, "a recipe that cannot be compiled has a problem"
-    warnings += [*few_prompts(plan, train_rows), *machine.imitates(plan.policy.dtype)]
+    warnings += [*few_prompts(plan, train_rows), *imitated(plan, machine)]
     return Prepared(plan=plan, loaded=loaded, data=scan, machine=machine, warnings=tuple(warnings), lengths=lengths, sets=tuple(sets))
 
 

@@ -15,6 +15,7 @@ from rftcli.plan.facts import MachineFacts
 from rftcli.plan.memory import GIB, USABLE_SHARE
 from rftcli.plan.plan import Plan
 from rftcli.plan.show import plan_text
+from rftcli.runtime.early_checks import imitated
 
 Compiled = Callable[..., Plan]
 SMALL = {"parameters": 500_000_000, "layers": 24, "hidden": 896, "vocabulary": 151936, "key_width": 128, "max_positions": 32768}
@@ -66,10 +67,12 @@ def test_a_card_without_bfloat16(compiled: Compiled, gpus: MachineFacts, name: s
         assert f"vllm does not run a model in bfloat16 on {name}" in problem and "`models.policy.dtype: float32`" in problem
         slow = compiled("models.policy.dtype=bfloat16", machine=machine, **SMALL)
         assert slow.rollout.engine == "hf"
-        (told,) = machine.imitates("bfloat16")
-        assert f"{name} only imitates bfloat16" in told and machine.imitates("float32") == ()
+        (told,) = imitated(slow, machine)
+        assert f"{name} only imitates bfloat16" in told and imitated(plan, machine) == ()
+        started = (*asked, "rollout.vllm.server={start: {gpus: [1]}}")
+        assert "in bfloat16" in refused(compiled, *started, machine=machine, **SMALL)["rollout.engine"]
     else:
-        assert machine.imitates("bfloat16") == ()
+        assert imitated(plan, machine) == ()
         assert compiled(*asked, machine=machine, **SMALL).rollout.engine == "vllm"
 
 

@@ -295,6 +295,16 @@ def test_warnings(recipe: Callable[..., Path]) -> None:
     )
 
 
+@pytest.mark.parametrize(("flags", "told"), [("fpu avx2", True), ("fpu avx2 avx512bw avx512vl avx512dq", False)])
+def test_bfloat16_on_a_cpu_without_it_is_warned_of(
+    recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, told: bool
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    monkeypatch.setattr("rftcli.probe.machine.CPUINFO", tmp_path / "cpuinfo")
+    assert any("only imitates bfloat16" in text for text in plan(recipe(), "models.policy.dtype=bfloat16").warnings) is told
+    assert not any("imitates" in text for text in plan(recipe()).warnings)
+
+
 def test_sampling_of_a_label_that_no_row_has(recipe: Callable[..., Path]) -> None:
     with pytest.raises(RecipeError) as caught:
         plan(recipe(), "rollout.by_label.maht.temperature=0.5")
